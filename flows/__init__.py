@@ -1,0 +1,1 @@
+"""The order of things: setup, epochs, evaluation, and the command line. Importing this package is cheap."""

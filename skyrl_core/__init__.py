@@ -1,0 +1,1 @@
+"""The learning system: configuration, data, rollouts, training, checkpoints. Imports no Prefect."""
