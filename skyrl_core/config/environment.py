@@ -1,0 +1,43 @@
+"""`environment`: what answers the policy and rewards it."""
+
+from pydantic import Field
+
+from skyrl_core.config.section import Count, PathText, Section
+
+
+class Text2SQLConfig(Section):
+    """`environment.skyrl_gym.text2sql`."""
+
+    db_path: PathText = Field("/home/ray/default/sql_data", description="folder of the SQLite databases")
+
+
+class LLMJudgeConfig(Section):
+    """`environment.skyrl_gym.llm_as_a_judge`."""
+
+    model: str = Field("gpt-4o-mini", description="model that judges")
+    base_url: str | None = Field(None, description="its API's address; null for the client's default")
+
+
+class SearchConfig(Section):
+    """`environment.skyrl_gym.search`."""
+
+    log_requests: bool = Field(False, description="log each request")
+    search_url: str = Field("http://127.0.0.1:8000/retrieve", description="address of the retriever")
+    topk: Count = Field(3, description="documents per query")
+    timeout: Count = Field(30, description="seconds to wait for an answer")
+
+
+class SkyRLGymConfig(Section):
+    """`environment.skyrl_gym`."""
+
+    max_env_workers: int = Field(32, description="threads that run environments; 0 runs them in the event loop")
+    text2sql: Text2SQLConfig = Field(Text2SQLConfig(), description="text2sql")
+    llm_as_a_judge: LLMJudgeConfig = Field(LLMJudgeConfig(), description="llm_as_a_judge")
+    search: SearchConfig = Field(SearchConfig(), description="search")
+
+
+class EnvironmentConfig(Section):
+    """`environment`."""
+
+    env_class: str = Field("gsm8k", description="environment of prompts that name none")
+    skyrl_gym: SkyRLGymConfig = Field(SkyRLGymConfig(), description="parameters of skyrl-gym's environments")
