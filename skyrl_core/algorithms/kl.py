@@ -1,0 +1,134 @@
+"""KL divergence between two policies from the log-probabilities of sampled tokens, and what sets its coefficient.
+
+Estimators: J. Schulman, Approximating KL Divergence (2020), http://joschu.net/blog/kl-approx.html, with samples from the
+current policy. Controllers: Ziegler et al., arXiv:1909.08593, section 2.2.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from skyrl_core.algorithms.rules import KL_ESTIMATORS
+from skyrl_core.algorithms.types import zero_masked
+from skyrl_core.errors import CheckpointError, ConfigurationError
+
+if TYPE_CHECKING:
+    from skyrl_core.config.algorithm import AlgorithmConfig
+
+LOG_RATIO_LIMIT = 20.0
+"""exp() of a log-ratio is taken no further out than this (SkyRL's limit): exp(20) ≈ 5e8 is finite in any dtype."""
+
+K3_LIMIT = 10.0
+"""k3 of one token is cut here (SkyRL's limit), so that one outlier cannot dominate a batch; its gradient is then 0."""
+
+
+def token_kl(logprobs: Tensor, ref_logprobs: Tensor, loss_mask: Tensor, estimator: str) -> Tensor:
+    """Estimate KL(policy ‖ reference) at each token: [B, T], exactly 0 where `loss_mask` [B, T] bool is False.
+
+    With d = logprobs - ref_logprobs: k1 = d; abs = |d|; k2 = d²/2; k3 = exp(-d) + d - 1, with d clamped to ±20 and the
+    result to at most 10. As a loss k1 has a gradient of mean zero and does not pull towards the reference; k2 does.
+    Gradient flows into `logprobs` only. Raises ConfigurationError for an unknown estimator.
+    """
+    difference = zero_masked(logprobs, loss_mask) - zero_masked(ref_logprobs, loss_mask).detach()
+    if estimator == "k1":
+        return difference
+    if estimator == "abs":
+        return difference.abs()
+    if estimator == "k2":
+        return 0.5 * difference.square()
+    if estimator == "k3":
+        # expm1 keeps the digits that exp(-d) - 1 loses near d = 0, where almost all tokens are.
+        bounded = difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        return ((-bounded).expm1() + bounded).clamp(max=K3_LIMIT)
+    raise ConfigurationError(
+        f"trainer.algorithm.kl_estimator_type: unknown {estimator!r}; known: {', '.join(KL_ESTIMATORS)}"
+    )
+
+
+def penalize_rewards(
+    token_rewards: Tensor, logprobs: Tensor, ref_logprobs: Tensor, loss_mask: Tensor, coefficient: float, estimator: str
+) -> Tensor:
+    """KL in the reward (InstructGPT, arXiv:2203.02155): token_rewards - coefficient · KL at each trained token, [B, T].
+
+    `logprobs` are those of the policy before the update. Rewards at masked positions stay as they are.
+    """
+    penalty = token_kl(logprobs.detach(), ref_logprobs, loss_mask, estimator)
+    return token_rewards - coefficient * penalty.to(token_rewards.dtype)
+
+
+class KLController(Protocol):
+    """Sets the KL coefficient from step to step."""
+
+    @property
+    def value(self) -> float:
+        """The coefficient to use now."""
+        ...
+
+    def update(self, current_kl: float, samples: int) -> None:
+        """Tell the mean KL of a step and how many trajectories it was measured on."""
+        ...
+
+    def state_dict(self) -> dict[str, float]:
+        """What a checkpoint must keep."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Continue from a checkpoint."""
+        ...
+
+
+@dataclass(slots=True)
+class FixedKLController:
+    """The coefficient never changes; a checkpoint's value does not override the configured one."""
+
+    value: float
+
+    def update(self, current_kl: float, samples: int) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, float]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class AdaptiveKLController:
+    """value ← value · (1 + clip(current_kl / target - 1, -0.2, 0.2) · samples / horizon) (arXiv:1909.08593, eq. 4)."""
+
+    value: float
+    target: float
+    horizon: int
+
+    def update(self, current_kl: float, samples: int) -> None:
+        error = min(max(current_kl / self.target - 1.0, -0.2), 0.2)
+        self.value *= 1.0 + error * samples / self.horizon
+
+    def state_dict(self) -> dict[str, float]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        if "value" not in state:
+            raise CheckpointError("the checkpoint's KL controller state has no 'value'; it was saved by something else")
+        self.value = float(state["value"])
+
+
+def make_kl_controller(config: "AlgorithmConfig") -> KLController:
+    """The controller that `kl_ctrl` asks for, starting at `kl_loss_coef`.
+
+    Raises ConfigurationError for an unknown type, or a target or horizon that is not positive.
+    """
+    control = config.kl_ctrl
+    if control.type == "fixed":
+        return FixedKLController(config.kl_loss_coef)
+    if control.type == "adaptive":
+        if control.kl_target <= 0 or control.horizon <= 0:
+            raise ConfigurationError(
+                "trainer.algorithm.kl_ctrl: kl_target and horizon must be positive for type=adaptive, "
+                f"got {control.kl_target} and {control.horizon}"
+            )
+        return AdaptiveKLController(config.kl_loss_coef, control.kl_target, control.horizon)
+    raise ConfigurationError(f"trainer.algorithm.kl_ctrl.type: unknown {control.type!r}; known: fixed, adaptive")

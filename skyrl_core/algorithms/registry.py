@@ -1,0 +1,188 @@
+"""Estimators and losses by name: ours, those that user code registers, and `module:function` from anywhere.
+
+Nothing is shared between processes: a name in the configuration is resolved where it is used, so it works in every Ray
+worker and after Ray restarts, as long as the module can be imported there.
+"""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+from skyrl_core.algorithms.rules import EstimatorRules, LossRules
+from skyrl_core.algorithms.types import AdvantageEstimator, PolicyLoss, PrepareSelection
+from skyrl_core.errors import ConfigurationError
+
+F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry(Generic[F, R]):
+    function: F
+    rules: R
+    prepare: PrepareSelection | None = None
+
+
+@dataclass(slots=True)
+class _Registry(Generic[F, R]):
+    kind: str
+    key: str
+    default_rules: R
+    modules: tuple[str, ...]
+    entries: dict[str, _Entry[F, R]] = field(default_factory=dict)
+
+    def add(self, name: str, entry: _Entry[F, R]) -> None:
+        known = self.entries.get(name)
+        if known is not None and not _same_source(known.function, entry.function):
+            raise ConfigurationError(f"{self.kind} {name!r} is registered already by {known.function.__module__}")
+        self.entries[name] = entry
+
+    def names(self) -> list[str]:
+        for module in self.modules:
+            importlib.import_module(module)
+        return sorted(self.entries)
+
+    def find(self, name: str) -> _Entry[F, R]:
+        names = self.names()
+        if name in self.entries:
+            return self.entries[name]
+        if ":" not in name:
+            raise ConfigurationError(
+                f"{self.key}: unknown {self.kind} {name!r}; known: {', '.join(names)}, or module:function for your own"
+            )
+        function = load_function(name, self.key)
+        for entry in self.entries.values():
+            if entry.function is function:
+                return entry
+        return _Entry(function, self.default_rules)
+
+
+_estimators: _Registry[AdvantageEstimator, EstimatorRules] = _Registry(
+    kind="advantage estimator",
+    key="trainer.algorithm.advantage_estimator",
+    default_rules=EstimatorRules(),
+    modules=("skyrl_core.algorithms.advantages",),
+)
+_losses: _Registry[PolicyLoss, LossRules] = _Registry(
+    kind="policy loss",
+    key="trainer.algorithm.policy_loss_type",
+    default_rules=LossRules(),
+    modules=("skyrl_core.algorithms.losses",),
+)
+
+
+def register_advantage_estimator(
+    name: str, rules: EstimatorRules | None = None
+) -> Callable[[AdvantageEstimator], AdvantageEstimator]:
+    """Decorator: makes `function(inputs, config) -> Advantages` known under `name`.
+
+    Raises ConfigurationError when another function has the name.
+    """
+
+    def decorate(function: AdvantageEstimator) -> AdvantageEstimator:
+        _estimators.add(name, _Entry(function, rules or EstimatorRules()))
+        return function
+
+    return decorate
+
+
+def register_policy_loss(
+    name: str, rules: LossRules | None = None, prepare: PrepareSelection | None = None
+) -> Callable[[PolicyLoss], PolicyLoss]:
+    """Decorator: makes `function(inputs, config) -> PolicyLossOutput` known under `name`.
+
+    `prepare(inputs, config, seed)` sees the whole minibatch once before its first microbatch and returns bool [B, T],
+    which the loss finds, cut to its rows, in `inputs.selection`. Raises ConfigurationError when another function has
+    the name.
+    """
+
+    def decorate(function: PolicyLoss) -> PolicyLoss:
+        _losses.add(name, _Entry(function, rules or LossRules(), prepare))
+        return function
+
+    return decorate
+
+
+def get_advantage_estimator(name: str) -> AdvantageEstimator:
+    """The estimator called `name`, or `module:function`. Raises ConfigurationError when there is none."""
+    return _estimators.find(name).function
+
+
+def get_policy_loss(name: str) -> PolicyLoss:
+    """The policy loss called `name`, or `module:function`. Raises ConfigurationError when there is none."""
+    return _losses.find(name).function
+
+
+def get_prepare(name: str) -> PrepareSelection | None:
+    """The whole-minibatch selection of the policy loss `name`; None for the losses that need none."""
+    return _losses.find(name).prepare
+
+
+def estimator_rules(name: str) -> EstimatorRules:
+    """What the estimator needs and allows; an unregistered `module:function` has the defaults."""
+    return _estimators.find(name).rules
+
+
+def loss_rules(name: str) -> LossRules:
+    """What the policy loss needs and allows; an unregistered `module:function` has the defaults."""
+    return _losses.find(name).rules
+
+
+def list_advantage_estimators() -> list[str]:
+    """All registered names, sorted."""
+    return _estimators.names()
+
+
+def list_policy_losses() -> list[str]:
+    """All registered names, sorted."""
+    return _losses.names()
+
+
+def load_function(name: str, key: str) -> Any:
+    """Import `module:function`, or `path/to/file.py:function`, for the configuration key `key`.
+
+    Raises ConfigurationError when the module cannot be imported, lacks the function, or it is not callable.
+    """
+    where, _, attribute = name.rpartition(":")
+    if not where or not attribute:
+        raise ConfigurationError(f"{key}: {name!r} must read module:function")
+    try:
+        module = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    except Exception as error:  # user code may raise anything while it is imported
+        raise ConfigurationError(
+            f"{key}: cannot import {where!r} ({type(error).__name__}: {error}); "
+            "its folder must be on PYTHONPATH on every node"
+        ) from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        raise ConfigurationError(f"{key}: {where!r} has no function {attribute!r}")
+    return function
+
+
+def _load_file(path: Path) -> ModuleType:
+    full = path.expanduser().resolve()
+    # Two files of the same base name must not shadow each other, hence the whole path in the module's name.
+    name = "skyrl_user_file_" + "".join(c if c.isalnum() else "_" for c in str(full))
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, full)
+    if spec is None or spec.loader is None or not full.is_file():
+        raise FileNotFoundError(f"no such file: {full}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _same_source(first: Callable[..., Any], second: Callable[..., Any]) -> bool:
+    """A module that is imported again (reload, another name for it in a worker) may register its functions again."""
+    return (first.__module__, first.__qualname__) == (second.__module__, second.__qualname__)
