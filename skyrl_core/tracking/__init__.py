@@ -1,0 +1,1 @@
+"""Metrics of a run: tracker backends, metrics.jsonl, plots, and the summary. Import the submodules directly."""
