@@ -21,6 +21,7 @@ class StageRecord:
     `inputs_digest` is the digest of everything the output depends on; a stage asked again for the same inputs returns
     this record instead of working. `summary` holds small results only (counts, metrics), never token ids.
     `recorded` is True on records that were found rather than made by the current call; it is not stored.
+    `pruned` is True when the files were dropped because no retained checkpoint needs them any more; the summary stays.
     """
 
     stage: str
@@ -33,6 +34,7 @@ class StageRecord:
     created_at: str = ""
     fence: int = 0
     recorded: bool = False
+    pruned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
