@@ -1,0 +1,110 @@
+"""Cut a training batch into minibatches (one optimizer step each), ranks' shares, and microbatches (one forward each).
+
+No cut changes a result beyond rounding: token weights are taken over the whole minibatch before it is cut.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from skyrl_core.data.carriers import IntArray, TrainingBatch
+
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Microbatch:
+    """The rows of one forward pass, padding columns that all of them share cut away.
+
+    rows[b] are row numbers of the training batch and `first_column` is the batch's column that column 0 here was.
+    Tensors are [b, t] on the rank's device; `weights` are the tokens' shares of the minibatch's loss.
+    A filler (`rows` empty) repeats a real row with nothing to train on: it only keeps the ranks' collectives in step.
+    """
+
+    rows: IntArray
+    first_column: int
+    prompt_width: int
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    loss_mask: torch.Tensor
+    weights: torch.Tensor
+    old_logprobs: torch.Tensor | None
+    ref_logprobs: torch.Tensor | None
+    rollout_logprobs: torch.Tensor | None
+    advantages: torch.Tensor | None
+
+
+def split_minibatches(group_ids: IntArray, prompts_per_minibatch: int) -> list[IntArray]:
+    """Row numbers of each minibatch: `prompts_per_minibatch` prompts each, in order of first appearance, every sample
+    of a prompt together; the last minibatch may hold fewer prompts."""
+    _, first, inverse = np.unique(group_ids, return_index=True, return_inverse=True)
+    appearance = np.empty(len(first), dtype=np.int64)
+    appearance[np.argsort(first)] = np.arange(len(first))
+    minibatch_of_row = appearance[inverse] // prompts_per_minibatch
+    return [
+        np.flatnonzero(minibatch_of_row == number).astype(np.int64)
+        for number in range(-(-len(first) // prompts_per_minibatch))
+    ]
+
+
+def trained_rows(batch: TrainingBatch, rows: IntArray) -> IntArray:
+    """Those of `rows` that have a token to train on. The others contribute nothing and need no forward pass."""
+    return rows[batch.loss_mask[rows].any(axis=1)]
+
+
+def share_rows(batch: TrainingBatch, rows: IntArray, rank: int, world_size: int, size: int) -> list[IntArray]:
+    """This rank's microbatches as row numbers, `size` rows at most. Every rank gets the same number of microbatches; an
+    empty array stands for a filler.
+
+    Rows are dealt from the longest to the shortest, in turn over the ranks: neighbours are of like length, so little
+    padding is left, and the ranks carry like loads.
+    """
+    lengths = batch.attention_mask[rows].sum(axis=1)
+    by_length = rows[np.argsort(-lengths, kind="stable")]
+    count = -(-(-(-len(rows) // world_size)) // size)
+    mine = by_length[rank::world_size]
+    return [mine[number * size : (number + 1) * size] for number in range(count)]
+
+
+def make_microbatch(
+    batch: TrainingBatch,
+    rows: IntArray,
+    filler_row: int,
+    device: torch.device,
+    weights: torch.Tensor | None = None,
+    minibatch_rows: IntArray | None = None,
+) -> Microbatch:
+    """The tensors of `rows`, trimmed and on `device`; with no rows, the filler made of `filler_row`.
+
+    `weights` [n, T] belong to `minibatch_rows` [n] (sorted row numbers); without them weights are 0.
+    """
+    taken = rows if len(rows) else np.array([filler_row], dtype=np.int64)
+    attention = batch.attention_mask[taken]
+    used = np.flatnonzero(attention.any(axis=0))
+    start = min(int(used[0]), batch.prompt_width - 1)
+    stop = max(int(used[-1]) + 1, batch.prompt_width)
+    columns = slice(start, stop)
+    loss_mask = (batch.loss_mask[taken, columns] != 0) & bool(len(rows))
+
+    def tensor(array: NDArray[np.generic] | None) -> torch.Tensor | None:
+        return None if array is None else torch.from_numpy(array[taken, columns].copy()).to(device)
+
+    if weights is None or minibatch_rows is None or not len(rows):
+        own_weights = torch.zeros(loss_mask.shape, dtype=torch.float32, device=device)
+    else:
+        own_weights = weights[np.searchsorted(minibatch_rows, taken), columns].to(device)
+    return Microbatch(
+        rows=rows,
+        first_column=start,
+        prompt_width=batch.prompt_width - start,
+        input_ids=torch.from_numpy(batch.input_ids[taken, columns].copy()).to(device),
+        attention_mask=torch.from_numpy(attention[:, columns].copy()).to(device),
+        loss_mask=torch.from_numpy(loss_mask).to(device),
+        weights=own_weights,
+        old_logprobs=tensor(batch.old_logprobs),
+        ref_logprobs=tensor(batch.ref_logprobs),
+        rollout_logprobs=tensor(batch.rollout_logprobs),
+        advantages=tensor(batch.advantages),
+    )
