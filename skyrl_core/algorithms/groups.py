@@ -6,16 +6,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from skyrl_core.algorithms.types import AdvantageInputs
-
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Rows of a batch by prompt. index [B] numbers the groups 0..G-1; valid [B] bool says which rows count.
+    """R rows by prompt. index [R] numbers the groups 0..count-1; valid [R] bool says which rows are counted.
 
-    Statistics are returned per row, [B] float64: each row gets its group's, so no caller handles G itself.
+    Statistics come back per row, [R] float64: each row gets its group's, so that no caller handles groups itself.
     """
 
     index: Tensor
@@ -23,22 +21,20 @@ class Groups:
     count: int
 
     @classmethod
-    def of(cls, inputs: AdvantageInputs) -> "Groups":
-        """The groups of a batch."""
-        names, index = torch.unique(inputs.group_ids, return_inverse=True)
-        return cls(index=index, valid=inputs.valid, count=len(names))
-
-    def _sum(self, values: Tensor) -> Tensor:
-        counted = torch.where(self.valid, values.double(), 0.0)
-        return torch.zeros(self.count, dtype=torch.float64, device=values.device).index_add_(0, self.index, counted)
+    def of(cls, group_ids: Tensor, valid: Tensor) -> "Groups":
+        """Groups of rows with equal numbers in `group_ids` [R]."""
+        names, index = torch.unique(group_ids, return_inverse=True)
+        return cls(index=index, valid=valid, count=len(names))
 
     def total(self, values: Tensor) -> Tensor:
         """Sum over the valid rows of each row's group."""
-        return self._sum(values)[self.index]
+        counted = torch.where(self.valid, values.double(), 0.0)
+        per_group = torch.zeros(self.count, dtype=torch.float64, device=values.device)
+        return per_group.index_add_(0, self.index, counted)[self.index]
 
     def size(self) -> Tensor:
         """Number of valid rows of each row's group."""
-        return self.total(torch.ones_like(self.index, dtype=torch.float64))
+        return self.total(torch.ones_like(self.index))
 
     def mean(self, values: Tensor) -> Tensor:
         """Mean over the valid rows of each row's group; 0 for a group without any."""
@@ -49,28 +45,29 @@ class Groups:
         squares = self.total((values - self.mean(values)).square())
         return (squares / (self.size() - 1.0).clamp(min=1.0)).sqrt()
 
-    def extremes(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Smallest and largest value among the valid rows of each row's group (±inf for a group without any)."""
-        low = torch.where(self.valid, values.double(), torch.inf)
-        high = torch.where(self.valid, values.double(), -torch.inf)
-        shape = (self.count,)
-        smallest = torch.full(shape, torch.inf, dtype=torch.float64, device=values.device)
-        largest = torch.full(shape, -torch.inf, dtype=torch.float64, device=values.device)
-        smallest.scatter_reduce_(0, self.index, low, "amin")
-        largest.scatter_reduce_(0, self.index, high, "amax")
-        return smallest[self.index], largest[self.index]
+    def smallest(self, values: Tensor) -> Tensor:
+        """Smallest value among the valid rows of each row's group; +inf for a group without any."""
+        return self._extreme(values, torch.inf, "amin")
+
+    def largest(self, values: Tensor) -> Tensor:
+        """Largest value among the valid rows of each row's group; -inf for a group without any."""
+        return self._extreme(values, -torch.inf, "amax")
+
+    def _extreme(self, values: Tensor, neutral: float, reduce: str) -> Tensor:
+        counted = torch.where(self.valid, values.double(), neutral)
+        per_group = torch.full((self.count,), neutral, dtype=torch.float64, device=values.device)
+        return per_group.scatter_reduce_(0, self.index, counted, reduce)[self.index]
 
     def varied(self, values: Tensor, tolerance: float = 0.0) -> Tensor:
-        """[B] bool: the row is valid and its group's values differ by more than `tolerance`.
+        """[R] bool: the row is valid and its group's values differ by more than `tolerance`.
 
-        False for a group of one. The smallest and largest value are compared rather than the standard deviation
-        tested, because rounding can give equal rewards a deviation that is not 0.
+        False for a group of one. The smallest and largest value are compared, because rounding can give equal rewards
+        a standard deviation that is not 0.
         """
-        smallest, largest = self.extremes(values)
-        return self.valid & (largest - smallest > tolerance)
+        return self.valid & (self.largest(values) - self.smallest(values) > tolerance)
 
     def warn_about_singles(self, estimator: str) -> None:
-        """One warning a batch when prompts have one valid sample only: there is nothing to compare it with."""
+        """One warning when prompts have one valid sample only: there is nothing to compare it with."""
         alone = int((self.valid & (self.size() == 1)).sum())
         if alone:
             logger.warning(

@@ -2,15 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from skyrl_core.config.algorithm import AlgorithmConfig
 from skyrl_core.errors import RewardError
-
-if TYPE_CHECKING:
-    from skyrl_core.config.algorithm import AlgorithmConfig
 
 
 def _check_tensor(owner: str, name: str, tensor: Tensor, shape: tuple[int, ...], *, boolean: bool) -> None:
@@ -38,8 +35,8 @@ class AdvantageInputs:
     group_ids [B]: rows with the same number answer the same prompt. valid [B] bool: False where the environment failed
     or gave no reward: such rows count in no statistic and get advantage 0; what stands in them is never read.
     values [B, T]: the critic's, for estimators that need them. greedy_rewards [B]: total reward of the prompt's greedy
-    completion (remax). Step-wise training, one row a turn: trajectory_ids [B] joins the rows of a trajectory and
-    is_last_step [B] bool marks its last.
+    completion (remax). trajectory_ids [B]: in step-wise training, where each turn is a row, rows with the same number
+    are one trajectory; None otherwise.
 
     Raises ValueError for wrong shapes or dtypes, RewardError for a reward of a valid row that is not finite.
     """
@@ -51,7 +48,6 @@ class AdvantageInputs:
     values: Tensor | None = None
     greedy_rewards: Tensor | None = None
     trajectory_ids: Tensor | None = None
-    is_last_step: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.token_rewards.ndim != 2:
@@ -61,13 +57,18 @@ class AdvantageInputs:
             tensor = getattr(self, item.name)
             if tensor is not None:
                 expected = shape if item.name in ("token_rewards", "loss_mask", "values") else shape[:1]
-                boolean = item.name in ("loss_mask", "valid", "is_last_step")
+                boolean = item.name in ("loss_mask", "valid")
                 _check_tensor("AdvantageInputs", item.name, tensor, expected, boolean=boolean)
-        broken = self.valid & ~torch.isfinite(self.token_rewards).all(dim=1)
-        if bool(broken.any()):
-            row = int(broken.nonzero()[0])
+        self._check_finite("reward", torch.isfinite(self.token_rewards).all(dim=1))
+        if self.greedy_rewards is not None:
+            self._check_finite("greedy reward", torch.isfinite(self.greedy_rewards))
+
+    def _check_finite(self, what: str, finite: Tensor) -> None:
+        broken = (self.valid & ~finite).nonzero()
+        if len(broken):
+            row = int(broken[0])
             raise RewardError(
-                f"the reward of row {row} (prompt group {int(self.group_ids[row])}) is not a finite number; "
+                f"the {what} of row {row} (prompt group {int(self.group_ids[row])}) is not a finite number; "
                 "an environment that cannot score must return no reward instead"
             )
 
@@ -76,13 +77,8 @@ class AdvantageInputs:
         clean = torch.where(self.valid[:, None], self.token_rewards.double(), 0.0)
         return clean.sum(dim=1)
 
-    def rows(self, index: Tensor) -> "AdvantageInputs":
-        """The rows that `index` (bool [B] or positions) selects."""
-        chosen = {item.name: getattr(self, item.name) for item in fields(self)}
-        return replace(self, **{name: None if tensor is None else tensor[index] for name, tensor in chosen.items()})
-
     def on_tokens(self, row_values: Tensor) -> Tensor:
-        """`row_values` [B] on every trained token of valid rows, exact zeros elsewhere: [B, T], dtype of the rewards."""
+        """`row_values` [B] on every trained token of valid rows, 0 elsewhere: [B, T] in the rewards' dtype."""
         where = self.loss_mask & self.valid[:, None]
         dtype = self.token_rewards.dtype
         return torch.where(where, row_values.to(dtype)[:, None], torch.zeros((), dtype=dtype, device=where.device))
@@ -145,6 +141,6 @@ class PolicyLossOutput:
     token_metrics: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-AdvantageEstimator = Callable[[AdvantageInputs, "AlgorithmConfig"], Advantages]
-PolicyLoss = Callable[[PolicyLossInputs, "AlgorithmConfig"], PolicyLossOutput]
-PrepareSelection = Callable[[PolicyLossInputs, "AlgorithmConfig", int], Tensor]
+AdvantageEstimator = Callable[[AdvantageInputs, AlgorithmConfig], Advantages]
+PolicyLoss = Callable[[PolicyLossInputs, AlgorithmConfig], PolicyLossOutput]
+PrepareSelection = Callable[[PolicyLossInputs, AlgorithmConfig, int], Tensor]

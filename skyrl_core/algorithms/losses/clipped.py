@@ -1,20 +1,16 @@
 """Losses with a clipped per-token importance ratio."""
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from skyrl_core.algorithms.losses.common import bounded_exp, finish
 from skyrl_core.algorithms.registry import register_policy_loss
 from skyrl_core.algorithms.rules import POLICY_LOSSES
 from skyrl_core.algorithms.types import PolicyLossInputs, PolicyLossOutput
-
-if TYPE_CHECKING:
-    from skyrl_core.config.algorithm import AlgorithmConfig
+from skyrl_core.config.algorithm import AlgorithmConfig
 
 
 @register_policy_loss("regular", POLICY_LOSSES["regular"])
-def regular(inputs: PolicyLossInputs, config: "AlgorithmConfig") -> PolicyLossOutput:
+def regular(inputs: PolicyLossInputs, config: AlgorithmConfig) -> PolicyLossOutput:
     """PPO's clipped surrogate (arXiv:1707.06347, eq. 7), with a bound of its own on each side (DAPO's clip-higher).
 
     loss = -min(r·A, clip(r, 1 - eps_clip_low, 1 + eps_clip_high)·A) with r = exp(logprobs - old_logprobs).

@@ -1,15 +1,11 @@
 """What every policy loss starts and ends with."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from skyrl_core.algorithms.kl import LOG_RATIO_LIMIT
 from skyrl_core.algorithms.types import PolicyLossInputs, PolicyLossOutput, zero_masked
-
-if TYPE_CHECKING:
-    from skyrl_core.config.algorithm import AlgorithmConfig
+from skyrl_core.config.algorithm import AlgorithmConfig
 
 
 def bounded_exp(log_ratio: Tensor) -> Tensor:
@@ -18,7 +14,7 @@ def bounded_exp(log_ratio: Tensor) -> Tensor:
 
 
 def finish(
-    inputs: PolicyLossInputs, config: "AlgorithmConfig", token_loss: Tensor, **token_metrics: Tensor
+    inputs: PolicyLossInputs, config: AlgorithmConfig, token_loss: Tensor, **token_metrics: Tensor
 ) -> PolicyLossOutput:
     """The output of a loss: `token_loss` and `token_metrics`, all [B, T], selected by the loss mask."""
     del config
