@@ -277,8 +277,9 @@ class RunStore:
 
     def _verify_writer(self) -> int:
         if self._fence is None:
-            raise StoreError(
-                f"the run at {self.uri} is open for reading; to write, open it with a lease's token as fence"
+            raise RunBusyError(
+                f"the run at {self.uri} is open for reading only: this process does not hold its lease; "
+                "to write, open it with the lease's token as fence"
             )
         verify_fence(self._storage, self._fence)
         return self._fence

@@ -131,7 +131,8 @@ def _put_ragged(arrays: Arrays, name: str, rows: Sequence[NDArray[Any] | None], 
 
 
 def _get_ragged(arrays: Arrays, name: str, dtype: type) -> list[NDArray[Any] | None]:
-    flat, lengths = arrays[name].astype(dtype), cast(IntArray, arrays[f"{name}.lengths"])
+    flat: NDArray[Any] = arrays[name].astype(dtype)
+    lengths: IntArray = arrays[f"{name}.lengths"]
     if int(lengths.clip(min=0).sum()) != len(flat):
         raise ValueError(f"{name} has {len(flat)} values, but its lengths add up to another number")
     ends = np.cumsum(lengths.clip(min=0))
