@@ -3,6 +3,7 @@
 No cut changes a result beyond rounding: token weights are taken over the whole minibatch before it is cut.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +46,7 @@ def split_minibatches(group_ids: IntArray, prompts_per_minibatch: int) -> list[I
     minibatch_of_row = appearance[inverse] // prompts_per_minibatch
     return [
         np.flatnonzero(minibatch_of_row == number).astype(np.int64)
-        for number in range(-(-len(first) // prompts_per_minibatch))
+        for number in range(math.ceil(len(first) / prompts_per_minibatch))
     ]
 
 
@@ -63,7 +64,7 @@ def share_rows(batch: TrainingBatch, rows: IntArray, rank: int, world_size: int,
     """
     lengths = batch.attention_mask[rows].sum(axis=1)
     by_length = rows[np.argsort(-lengths, kind="stable")]
-    count = -(-(-(-len(rows) // world_size)) // size)
+    count = math.ceil(math.ceil(len(rows) / world_size) / size)
     mine = by_length[rank::world_size]
     return [mine[number * size : (number + 1) * size] for number in range(count)]
 

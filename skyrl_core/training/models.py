@@ -135,7 +135,8 @@ def token_logprobs(
 
     input_ids[b, t], attention_mask[b, t] (0 = padding), first `prompt_width` columns = prompts, padded on the left.
     Returns logprobs[b, t] float32 (0 at prompt columns) and, when asked for, the entropy of the same distribution
-    [b, t] in nats. Logits exist for response columns only; their fp32 softmax is taken `chunk_size` tokens at a time (None: all at once). The entropy carries a gradient only with `entropy_gradient`.
+    [b, t] in nats, which carries a gradient only with `entropy_gradient`. Logits exist for response columns only; their
+    fp32 softmax is taken `chunk_size` tokens at a time (None: all at once).
     Positions count real tokens, so padding does not change them. Values at padding columns mean nothing.
     """
     rows, width = input_ids.shape

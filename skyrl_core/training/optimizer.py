@@ -3,23 +3,21 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import SchedulerType, get_scheduler
 
+from skyrl_core.config.optimizer import OptimizerConfig
 from skyrl_core.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from skyrl_core.config.trainer import OptimizerConfig
 
 # They change the rate by the loss they are shown, and a policy loss says nothing about progress.
 _NEEDS_A_METRIC = {SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY}
 
 
-def make_optimizer(model: nn.Module, config: "OptimizerConfig") -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
     """AdamW (Loshchilov and Hutter 2019, decoupled weight decay) over the trainable parameters."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     beta1, beta2 = config.adam_betas
@@ -45,7 +43,7 @@ class LearningRate:
         return rate
 
 
-def make_learning_rate(config: "OptimizerConfig", total_optimizer_steps: int | None, key: str) -> LearningRate:
+def make_learning_rate(config: OptimizerConfig, total_optimizer_steps: int | None, key: str) -> LearningRate:
     """The schedule that transformers calls `config.scheduler`, warmed up over `num_warmup_steps` optimizer steps.
 
     `key` is the configuration path of the optimizer, for messages. Raises ConfigurationError for an unknown name, for a

@@ -121,7 +121,8 @@ def _read_model(reader: ShardReader, folder: Path, model: nn.Module) -> None:
     unknown = sorted(set(reader.keys("model/")) - set(wanted))
     if unknown:
         raise CheckpointError(
-            f"{folder} holds {unknown[0]} and {len(unknown) - 1} more tensors that the model lacks; it is of another model"
+            f"{folder} holds {unknown[0]} and {len(unknown) - 1} more tensors that the model lacks; "
+            "it is of another model"
         )
     for name, tensor in wanted.items():
         reader.read_into(f"model/{name}", tensor)

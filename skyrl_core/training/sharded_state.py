@@ -1,8 +1,8 @@
 """Model and optimizer state on disk: one safetensors file a rank, plus one JSON file. Nothing is pickled.
 
-torch.distributed.checkpoint keeps its index as a pickle, which runs code when a user can write the file; hence a format of
-our own, which still reshards: every rank writes its local shards with their place in the whole tensor, and a reader of
-any world size slices what it needs from the files, one tensor at a time.
+torch.distributed.checkpoint keeps its index as a pickle, which runs code when whoever can write the file wants it to;
+hence a format of our own. It still reshards: every rank writes its local shards with their place in the whole tensor,
+and a reader of any world size slices what it needs from the files, one tensor at a time.
 
     state.json                          world size, versions, counters, results of the last update
     rank_00000_of_00002.safetensors     keys model/<name>, optimizer/<slot>/<name>, rng/<device>; the header's metadata

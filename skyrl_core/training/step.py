@@ -23,7 +23,7 @@ from skyrl_core.training.models import token_logprobs
 class StepOutcome:
     """What one optimizer step measured, over all ranks.
 
-    `loss`, `grad_norm` (before clipping) and `losses` (the loss's terms, reduced as the loss is) describe the minibatch.
+    `loss`, `grad_norm` (before clipping) and `losses` (the loss's terms, reduced as it is) describe the minibatch.
     `token_sums` are sums over its `tokens` trained tokens, ratio_min and ratio_max the extremes of the probability
     ratio over them: all of it combines exactly.
     """
@@ -50,9 +50,9 @@ def train_step(
 ) -> StepOutcome:
     """Take one optimizer step on the minibatch that the ranks' `microbatches` make up together. Called by every rank.
 
-    loss = Σ token_loss·w + kl_loss_coef · Σ kl·w - entropy_loss_coef · Σ entropy·w, where w are the tokens' weights over
-    the whole minibatch. Microbatches accumulate and ranks add up (see models.shard_model), so the gradient is that of
-    the whole minibatch for every cut. Gradients are scaled to `max_grad_norm` when their norm exceeds it (0: never).
+    loss = Σ token_loss·w + kl_loss_coef · Σ kl·w - entropy_loss_coef · Σ entropy·w, where w are the tokens' weights
+    over the whole minibatch. Microbatches accumulate and ranks add up (see models.shard_model), so the gradient is that
+    of the whole minibatch for every cut. Gradients are scaled to `max_grad_norm` when their norm exceeds it (0: never).
 
     `where` names step and minibatch in messages. Raises NonFiniteLossError before the optimizer step when loss or
     gradient is NaN or infinite, on every rank; the weights are then as before.

@@ -3,6 +3,7 @@
 Every method that computes is a collective: all ranks of a group must be called with the same arguments.
 """
 
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from transformers import PreTrainedModel
 from skyrl_core.algorithms.reductions import token_weights
 from skyrl_core.config import SkyRLConfig
 from skyrl_core.data.carriers import FloatArray, IntArray, TrainingBatch, UpdateResult
-from skyrl_core.errors import CheckpointError, ConfigurationError, StateMismatchError, TrainingError
+from skyrl_core.errors import ConfigurationError, StateMismatchError, TrainingError
 from skyrl_core.testing import faults
 from skyrl_core.training import distributed
 from skyrl_core.training.batching import Microbatch, make_microbatch, share_rows, split_minibatches, trained_rows
@@ -82,13 +83,14 @@ class ModelWorker(ABC):
     def logprobs(self, batch: TrainingBatch) -> tuple[IntArray, FloatArray]:
         """Log-probabilities of this rank's share of the batch's trained tokens, under the model as it is now.
 
-        Returns row numbers [n] and log-probabilities [n, T] float32, 0 outside the loss mask. Rows without a trained
-        token are in no rank's share. `scoring.join_logprobs` puts the ranks' answers together.
+        Returns row numbers [n] and log-probabilities [n, T] float32, 0 outside the loss mask. The ranks' shares cover
+        every row once; rows without a trained token cost no forward pass and are rank 0's.
         """
         trainer, model, context = self.config.trainer, self.model, self.context
         rows = trained_rows(batch, np.arange(batch.size, dtype=np.int64))
         parts = share_rows(batch, rows, self.rank, self.world_size, trainer.micro_forward_batch_size_per_gpu)
-        mine = np.concatenate([*parts, np.empty(0, dtype=np.int64)])
+        untrained = np.setdiff1d(np.arange(batch.size, dtype=np.int64), rows)
+        mine = np.concatenate([*parts, untrained if self.rank == 0 else untrained[:0]])
         result = np.zeros((len(mine), batch.input_ids.shape[1]), dtype=np.float32)
         done = 0
         with torch.no_grad():
@@ -211,7 +213,9 @@ class PolicyWorker(ModelWorker):
         `total_steps` is the number of training steps of the whole run, for schedules that depend on it.
         """
         trainer = self.config.trainer
-        per_step = trainer.update_epochs_per_batch * -(-trainer.train_batch_size // trainer.policy_mini_batch_size)
+        per_step = trainer.update_epochs_per_batch * math.ceil(
+            trainer.train_batch_size / trainer.policy_mini_batch_size
+        )
         optimizer_config = trainer.policy.optimizer_config
         self._learning_rate = make_learning_rate(
             optimizer_config,
@@ -225,6 +229,10 @@ class PolicyWorker(ModelWorker):
     def version(self) -> int | None:
         """The version of the weights; None when they are none (before setup, in or after a broken update)."""
         return None if self._counters is None else self._counters.version
+
+    def status(self) -> tuple[int | None, str | None]:
+        """The version and the digest of the update that made it (None for the start model)."""
+        return (None, None) if self._counters is None else (self._counters.version, self._counters.last_digest)
 
     def update(self, batch: TrainingBatch, step: int, digest: str) -> UpdateResult:
         """Learn from the scored batch of step `step`: from version step - 1 to version step. Called by every rank.
