@@ -43,6 +43,14 @@ class OffPolicyCorrectionConfig(Section):
         None, description="leave out tokens with a ratio above this"
     )
 
+    @property
+    def active(self) -> bool:
+        """True when any weight or mask is on."""
+        switches = (self.tis_ratio_type, self.sequence_mask_metric)
+        outliers = (self.outlier_token_is_threshold_low, self.outlier_token_is_threshold_high)
+        tokens = (self.token_mask_is_threshold_low, self.token_mask_is_threshold_high)
+        return any(value is not None for value in (*switches, *outliers, *tokens))
+
 
 class SAPOConfig(Section):
     """`trainer.algorithm.sapo`: used by policy_loss_type=sapo (arXiv:2511.20347)."""
