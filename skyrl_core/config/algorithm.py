@@ -1,10 +1,58 @@
 """`trainer.algorithm`: advantages, losses, KL, and their parameters."""
 
+import difflib
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from skyrl_core.config.section import Count, NonNegative, Positive, Section, Share
+
+
+ADVANTAGE_ESTIMATORS = (
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "maxrl",
+    "opo",
+    "gpg",
+    "grpo_passk",
+    "reinforce++-baseline",
+    "remax",
+    "reinforce++",
+    "gae",
+)
+POLICY_LOSSES = (
+    "regular",
+    "dual_clip",
+    "bnpo",
+    "gspo",
+    "sapo",
+    "cispo",
+    "importance_sampling",
+    "clip_cov",
+    "kl_cov",
+    "rollout_is",
+    "dppo",
+    "cross_entropy",
+)
+_FUNCTION = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
+
+
+def _known(name: str, names: tuple[str, ...]) -> str:
+    if name in names or _FUNCTION.match(name):
+        return name
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    raise ValueError(f"must be one of {', '.join(names)}, or a module:function of your own{hint}")
+
+
+def _estimator(name: str) -> str:
+    return _known(name, ADVANTAGE_ESTIMATORS)
+
+
+def _policy_loss(name: str) -> str:
+    return _known(name, POLICY_LOSSES)
 
 
 class KLCtrlConfig(Section):
@@ -65,7 +113,7 @@ class DynamicSamplingConfig(Section):
     type: Literal["filter", "replace"] | None = Field(
         None, description="filter them and sample more (DAPO), replace them by good ones (POLARIS), or null"
     )
-    max_sample_batches: int = Field(30, description="stop after sampling this many batches for one step; -1 for never")
+    max_sample_batches: int = Field(30, description="give up after this many batches for one step; 0 or below: never")
     min_replace_ratio: Share = Field(0.3, description="replace: least share of good samples needed")
 
 
@@ -105,7 +153,9 @@ class DPPOConfig(Section):
 class AlgorithmConfig(Section):
     """`trainer.algorithm`."""
 
-    advantage_estimator: str = Field("grpo", description="how rewards become advantages")
+    advantage_estimator: Annotated[str, AfterValidator(_estimator)] = Field(
+        "grpo", description="how rewards become advantages: a name, or module:function"
+    )
     kl_ctrl: KLCtrlConfig = Field(KLCtrlConfig(), description="controller of the KL coefficient in rewards")
     kl_estimator_type: Literal["k1", "k2", "k3", "abs"] = Field(
         "k3", description="estimator of the per-token KL (Schulman, Approximating KL divergence)"
@@ -120,7 +170,9 @@ class AlgorithmConfig(Section):
     )
     advantage_batch_normalize: bool = Field(False, description="normalise advantages over the whole training batch")
     value_head_prefix: str = Field("value_head", description="name of the value head in the critic")
-    policy_loss_type: str = Field("regular", description="policy loss; regular is PPO's clipped ratio")
+    policy_loss_type: Annotated[str, AfterValidator(_policy_loss)] = Field(
+        "regular", description="policy loss: a name (regular is PPO's clipped ratio), or module:function"
+    )
     loss_reduction: Literal[
         "token_mean", "sequence_mean", "seq_mean_token_sum_norm", "prompt_mean", "token_mean_legacy"
     ] = Field("token_mean", description="how token losses of a minibatch become one number")

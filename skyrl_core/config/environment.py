@@ -1,5 +1,7 @@
 """`environment`: what answers the policy and rewards it."""
 
+from typing import Annotated
+
 from pydantic import Field
 
 from skyrl_core.config.section import Count, PathText, Section
@@ -30,7 +32,9 @@ class SearchConfig(Section):
 class SkyRLGymConfig(Section):
     """`environment.skyrl_gym`."""
 
-    max_env_workers: int = Field(32, description="threads that run environments; 0 runs them in the event loop")
+    max_env_workers: Annotated[int, Field(ge=0)] = Field(
+        32, description="threads that run environments; 0 runs them in the event loop"
+    )
     text2sql: Text2SQLConfig = Field(Text2SQLConfig(), description="text2sql")
     llm_as_a_judge: LLMJudgeConfig = Field(LLMJudgeConfig(), description="llm_as_a_judge")
     search: SearchConfig = Field(SearchConfig(), description="search")

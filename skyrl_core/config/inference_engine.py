@@ -30,7 +30,9 @@ class InferenceEngineConfig(Section):
     run_engines_locally: bool = Field(True, description="start engines in this Ray cluster")
     num_engines: Count = Field(1, description="engines to start")
     backend: Literal["vllm", "transformers"] = Field("vllm", description="engine implementation (transformers is ours)")
-    weight_sync_backend: str = Field("nccl", description="transport of weights; on CPU ranks gloo stands in for nccl")
+    weight_sync_backend: Literal["nccl", "gloo", "delta"] = Field(
+        "nccl", description="transport of weights; without GPUs gloo stands in for nccl"
+    )
     weight_transfer_threshold_cuda_ipc_GB: Positive = Field(1.0, description="size of a bucket of weights, in GB")
     delta_weight_sync: DeltaWeightSyncConfig | None = Field(None, description="for weight_sync_backend=delta")
     tensor_parallel_size: Count = Field(1, description="devices that share each layer")

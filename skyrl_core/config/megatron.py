@@ -2,9 +2,24 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from skyrl_core.config.section import Count, NonNegative, Section
+
+
+_OPTIMIZER_DEFAULTS: dict[str, Any] = {
+    "overlap_cpu_optimizer_d2h_h2d": False,
+    "use_precision_aware_optimizer": False,
+    "optimizer_cpu_offload": False,
+    "optimizer_offload_fraction": 0.0,
+}
+_TRANSFORMER_DEFAULTS: dict[str, Any] = {
+    "recompute_granularity": "full",
+    "recompute_modules": ["core_attn"],
+    "recompute_method": "uniform",
+    "recompute_num_layers": 1,
+    "gradient_accumulation_fusion": False,
+}
 
 
 class MegatronDDPConfig(Section):
@@ -53,27 +68,16 @@ class MegatronConfig(Section):
     hf_export_config: MegatronHFExportConfig = Field(MegatronHFExportConfig(), description="Hugging Face exports")
     lora_config: MegatronLoraConfig = Field(MegatronLoraConfig(), description="adapters")
     optimizer_config_kwargs: dict[str, Any] = Field(
-        {
-            "overlap_cpu_optimizer_d2h_h2d": False,
-            "use_precision_aware_optimizer": False,
-            "optimizer_cpu_offload": False,
-            "optimizer_offload_fraction": 0.0,
-        },
-        description="parameters for Megatron's OptimizerConfig",
+        _OPTIMIZER_DEFAULTS,
+        description="parameters for Megatron's OptimizerConfig; those not given keep their defaults",
     )
     fp8: str | None = Field(None, description="FP8 format of linear layers")
     fp8_recipe: str | None = Field(None, description="FP8 scaling recipe")
     fp8_param: bool | None = Field(None, description="keep parameters in FP8")
     fp8_amax_compute_algo: str | None = Field(None, description="reduction of the FP8 maximum history")
     transformer_config_kwargs: dict[str, Any] = Field(
-        {
-            "recompute_granularity": "full",
-            "recompute_modules": ["core_attn"],
-            "recompute_method": "uniform",
-            "recompute_num_layers": 1,
-            "gradient_accumulation_fusion": False,
-        },
-        description="parameters for Megatron's TransformerConfig",
+        _TRANSFORMER_DEFAULTS,
+        description="parameters for Megatron's TransformerConfig; those not given keep their defaults",
     )
     empty_cuda_cache: bool | None = Field(True, description="empty the CUDA cache before the optimizer step")
     model_config_kwargs: dict[str, Any] = Field({}, description="changes to the model's Hugging Face configuration")
@@ -86,3 +90,13 @@ class MegatronConfig(Section):
     async_dist_ckpt_save: bool = Field(False, description="write checkpoints in the background")
     async_dist_ckpt_strategy: str = Field("mcore", description="implementation of background writes")
     async_save_prestage_to_cpu: bool = Field(False, description="copy shards to the host before a background write")
+
+    @field_validator("optimizer_config_kwargs", mode="after")
+    @classmethod
+    def _keep_optimizer_defaults(cls, given: dict[str, Any]) -> dict[str, Any]:
+        return _OPTIMIZER_DEFAULTS | given
+
+    @field_validator("transformer_config_kwargs", mode="after")
+    @classmethod
+    def _keep_transformer_defaults(cls, given: dict[str, Any]) -> dict[str, Any]:
+        return _TRANSFORMER_DEFAULTS | given

@@ -1,6 +1,6 @@
 """`trainer.*.model`: which model, and how its weights are adapted."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
@@ -17,6 +17,7 @@ class LoraConfig(Section):
     target_modules: str | Items[str] = Field("all-linear", description="modules that get adapters")
     exclude_modules: str | Items[str] | None = Field(None, description="modules that get none")
     init_method: str = Field("kaiming", description="initial values of the adapters")
+    share_expert_adapters: bool = Field(True, description="one adapter for all experts of a layer on a rank")
     max_loras: Count = Field(1, description="vLLM: adapters active in one batch")
     max_cpu_loras: Count | None = Field(None, description="vLLM: adapters kept on the host; null means max_loras")
 
@@ -48,6 +49,3 @@ class ModelConfig(Section):
     lora: LoraConfig = Field(LoraConfig(), description="low-rank adapters")
     expert_mxfp8: ExpertMxfp8Config = Field(ExpertMxfp8Config(), description="MXFP8 experts")
     fake_int4_qat: FakeInt4QatConfig = Field(FakeInt4QatConfig(), description="INT4-aware training of experts")
-
-
-Precision = Literal["bf16", "fp16", "fp32"]

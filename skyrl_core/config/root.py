@@ -135,9 +135,7 @@ class SkyRLConfig(Section):
         algorithm = self.trainer.algorithm
         if not (algorithm.use_kl_in_reward and algorithm.use_kl_loss):
             return None
-        return (
-            "trainer.algorithm.use_kl_in_reward and trainer.algorithm.use_kl_loss exclude each other: set one to false"
-        )
+        return "trainer.algorithm.use_kl_in_reward and use_kl_loss exclude each other: set one to false"
 
     def _gae_has_a_critic(self) -> str | None:
         if self.trainer.algorithm.advantage_estimator != "gae" or self.uses_critic:

@@ -158,13 +158,13 @@ def _limits(metadata: typing.Iterable[Any]) -> str:
         if isinstance(item, FieldInfo):
             words.append(_limits(item.metadata))
         elif isinstance(item, annotated_types.Ge):
-            words.append(f"at least {item.ge}")
+            words.append(f"at least {item.ge:g}")
         elif isinstance(item, annotated_types.Gt):
-            words.append(f"above {item.gt}")
+            words.append(f"above {item.gt:g}")
         elif isinstance(item, annotated_types.Le):
-            words.append(f"at most {item.le}")
+            words.append(f"at most {item.le:g}")
         elif isinstance(item, annotated_types.Lt):
-            words.append(f"below {item.lt}")
+            words.append(f"below {item.lt:g}")
         elif getattr(item, "pattern", None):
             words.append("written module:function")
     return ", ".join(word for word in words if word)

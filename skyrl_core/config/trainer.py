@@ -21,6 +21,11 @@ def _strategy_name(value: Any) -> Any:
     return "fsdp" if value == "fsdp2" else value
 
 
+def _none_is_a_mode(value: Any) -> Any:
+    # SkyRL takes null and "none" for the same.
+    return "none" if value is None else value
+
+
 class TrainerConfig(Section):
     """`trainer`."""
 
@@ -39,8 +44,9 @@ class TrainerConfig(Section):
     gradient_checkpointing: bool = Field(True, description="recompute activations to save memory")
     gradient_checkpointing_use_reentrant: bool = Field(False, description="PyTorch's reentrant variant of it")
     seed: Annotated[int, Field(ge=0)] = Field(42, description="seed of everything random in a run")
-    resume_mode: Literal["none", "latest", "from_path"] | None = Field(
-        "latest", description="where to continue from: nowhere, the run's newest checkpoint, or resume_path"
+    resume_mode: Annotated[Literal["none", "latest", "from_path"], BeforeValidator(_none_is_a_mode)] = Field(
+        "latest",
+        description="where to continue from: nowhere (none, or null), the run's newest checkpoint, or resume_path",
     )
     resume_path: PathText | None = Field(None, description="checkpoint folder for resume_mode=from_path")
     log_path: PathText = Field("/tmp/skyrl-logs", description="folder for logs of engines and workers")
@@ -109,6 +115,13 @@ class TrainerConfig(Section):
                 "not beginning with '.' or '-'"
             )
         return name
+
+    @field_validator("logger")
+    @classmethod
+    def _each_logger_once(cls, names: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if not isinstance(names, str) and len(set(names)) < len(names):
+            raise ValueError("must name each tracker once")
+        return names
 
     @property
     def loggers(self) -> tuple[str, ...]:
