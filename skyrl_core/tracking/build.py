@@ -36,9 +36,9 @@ def _wandb(run: TrackedRun) -> Backend:
         project=run.config.trainer.project_name,
         run_name=run.run_name,
         run_key=run.run_key,
+        tags=run.config.trainer.tags or (),
         config=redacted(run.config.model_dump(mode="json")),
         run_dir=run.run_dir,
-        state_dir=run.state_dir,
     )
 
 
@@ -59,8 +59,7 @@ _BUILDERS: dict[str, Callable[[TrackedRun], Backend]] = {
 
 def tracker_names(config: "SkyRLConfig") -> tuple[str, ...]:
     """The backends of `trainer.logger`, a name or a list of names. ConfigurationError for an unknown or doubled one."""
-    chosen = config.trainer.logger
-    names = (chosen,) if isinstance(chosen, str) else tuple(chosen)
+    names = config.trainer.loggers
     for name in names:
         if name not in _BUILDERS:
             raise ConfigurationError(f"trainer.logger: {name!r} is no tracker; there are {', '.join(_BUILDERS)}")

@@ -4,7 +4,7 @@ import json
 import logging
 from pathlib import Path
 
-from skyrl_core.tracking.files import replace_file
+from skyrl_core.data.storage import atomic_write_bytes
 from skyrl_core.tracking.protocol import NOTHING_LOGGED
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,9 @@ class HighWaterMark:
 
     def advance(self, step: int) -> None:
         """Record that `step` is durable in the backend."""
-        replace_file(self._path, json.dumps({"step": step, "target": self._target}, sort_keys=True).encode() + b"\n")
+        atomic_write_bytes(
+            self._path, json.dumps({"step": step, "target": self._target}, sort_keys=True).encode() + b"\n"
+        )
         self._step = step
 
     def _read(self) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from skyrl_core.tracking.files import replace_file, sync_folder
+from skyrl_core.data.storage import atomic_write_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -81,15 +81,13 @@ class MetricsFile:
         for before, after in itertools.pairwise(ordered):
             if after.step <= before.step:
                 raise ValueError(f"steps must rise: {after.step} after {before.step}")
-        replace_file(self.path, b"".join(line.to_json().encode() + b"\n" for line in ordered))
+        atomic_write_bytes(self.path, b"".join(line.to_json().encode() + b"\n" for line in ordered))
         self._last_step = ordered[-1].step if ordered else None
 
     def _open(self) -> None:
         """Find the last step; cut a torn last line off, else the next append would be glued to it."""
         if not self.path.exists():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.touch()
-            sync_folder(self.path.parent)
+            atomic_write_bytes(self.path, b"")
             return
         whole = read_metrics(self.path)
         content = self.path.read_bytes()

@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from skyrl_core.tracking.files import replace_file
+from skyrl_core.data.storage import atomic_write_bytes
 from skyrl_core.tracking.metrics_file import MetricsLine
 
 REWARD = "reward/avg_raw_reward"
@@ -50,7 +50,7 @@ def render_png(lines: Sequence[MetricsLine], *, title: str = "", dpi: int = 90) 
 
 def render_curves(lines: Sequence[MetricsLine], path: Path, *, title: str = "") -> Path:
     """Write the picture to `path` and return it."""
-    replace_file(path, render_png(lines, title=title, dpi=110))
+    atomic_write_bytes(path, render_png(lines, title=title, dpi=110))
     return path
 
 

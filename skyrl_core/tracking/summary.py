@@ -1,6 +1,7 @@
 """What a finished run leaves behind: summary.json, and the same as a table for the terminal."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Self
 
 from rich.table import Table
 
-from skyrl_core.tracking.files import replace_file
+from skyrl_core.data.storage import atomic_write_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +34,16 @@ class RunSummary:
     plots: str | None = None
     ui_url: str | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("accuracy_before", "accuracy_after", "greedy_before", "greedy_after"):
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                raise ValueError(f"{name} of run {self.run_name} is {value}: a score that was not measured is None")
+
     def write(self, path: Path) -> None:
         """Write summary.json at once: keys sorted, numbers in full."""
-        replace_file(path, json.dumps(asdict(self), sort_keys=True, indent=2, allow_nan=False).encode() + b"\n")
+        content = json.dumps(asdict(self), sort_keys=True, indent=2, allow_nan=False)
+        atomic_write_bytes(path, content.encode() + b"\n")
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -1,17 +1,14 @@
 """Weights & Biases: one run per training run, continued under the same id after a restart."""
 
 import hashlib
-import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from skyrl_core.errors import ConfigurationError
 from skyrl_core.tracking.failure_text import headline, traceback_text
-from skyrl_core.tracking.high_water import HighWaterMark
-
-logger = logging.getLogger(__name__)
+from skyrl_core.tracking.wandb_files import last_recorded_step
 
 STEP_METRIC = "trainer/global_step"
 
@@ -47,8 +44,8 @@ def check_wandb() -> None:
 class WandbBackend:
     """A wandb run in `{run_dir}/wandb`, every chart over `trainer/global_step`.
 
-    Online, what the server holds decides where logging continues, because a kill loses what was not uploaded yet.
-    Offline, the mark beside the run does.
+    wandb works behind the caller's back, and a kill loses what it had not uploaded or flushed. So what survived
+    decides where logging continues: online the server's last step, offline the files on disk.
     """
 
     name = "wandb"
@@ -59,9 +56,9 @@ class WandbBackend:
         project: str,
         run_name: str,
         run_key: str,
+        tags: Sequence[str],
         config: Mapping[str, Any],
         run_dir: Path,
-        state_dir: Path,
     ) -> None:
         import wandb
 
@@ -74,8 +71,11 @@ class WandbBackend:
                 id=run_id,
                 name=run_name,
                 resume="allow",
+                tags=list(tags) or None,
                 config=dict(config),
                 dir=str(run_dir),
+                # wandb would record the terminal's output, every redraw of the live view included.
+                settings=wandb.Settings(console="off"),
             )
         except wandb.errors.Error as error:
             raise ConfigurationError(
@@ -84,19 +84,17 @@ class WandbBackend:
             ) from error
         self._run.define_metric(STEP_METRIC)
         self._run.define_metric("*", step_metric=STEP_METRIC)
-        self._mark = HighWaterMark(state_dir / "wandb.json", run_id)
-        self._server_decides = not (self._run.offline or self._run.disabled)
-        self._held = self._run.step - 1
+        local = self._run.offline or self._run.disabled
+        self._held = last_recorded_step(run_dir, run_id) if local else self._run.step - 1
 
     @property
     def logged_through(self) -> int:
-        return self._held if self._server_decides else self._mark.step
+        return self._held
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         values = {name: float(value) for name, value in metrics.items()}
         self._run.log({**values, STEP_METRIC: step}, step=step, commit=True)
         self._held = step
-        self._mark.advance(step)
 
     def log_exception(self, error: BaseException, where: str) -> None:
         # In the summary, not the history: a history row would take the step that a resumed run needs.
