@@ -16,7 +16,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from skyrl_core.tracking.plots import ACCURACY, GREEDY, REWARD
+from skyrl_core.tracking.plots import ACCURACY, GREEDY, REWARD, STAGES
 from skyrl_core.tracking.summary import duration
 
 Mode = Literal["auto", "live", "plain", "off"]
@@ -46,7 +46,7 @@ class RunView:
         self._clock = clock
         self._total = total_steps
         self._done = 0
-        self._epoch: float | None = None
+        self._epoch: int | None = None
         self._latest: dict[str, float] = {}
         self._evaluated_at: int | None = None
         self._retries = 0
@@ -81,7 +81,8 @@ class RunView:
         if shown != "live":
             yield view
             return
-        with Live(get_renderable=view.status, console=console, refresh_per_second=4), _logs_above_live():
+        before = _terminal_streams()
+        with Live(get_renderable=view.status, console=console, refresh_per_second=4), _logs_above_live(before):
             yield view
 
     def plan(self, total_steps: int, done_steps: int = 0) -> None:
@@ -96,12 +97,17 @@ class RunView:
         if attempt > 1:
             self._retries += 1
             self.note(f"{name} step {step}: attempt {attempt}")
-        if self._step_began is None:
+        if self._step_began is None and step > self._done:  # set-up and evaluations belong to no step
             self._step_began = now
         self._stage = (name, step, attempt, now)
 
     def stage_done(self, name: str, seconds: float, recorded: bool) -> None:
-        """A stage ended; `recorded` says that its committed output was found rather than made."""
+        """A stage ended; `recorded` says that its committed output was found rather than made.
+
+        Set-up stages (step 0) get a line each, since a run may spend minutes there.
+        """
+        if self._stage is not None and self._stage[1] == 0 and name not in STAGES:
+            self._print(f"{name}: {duration(seconds)}")
         self._stage = None
         if recorded:
             self._recorded += 1
@@ -110,13 +116,14 @@ class RunView:
         self._latest[f"timing/{name}"] = seconds
 
     def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step is complete; its metrics carry the names that metrics.jsonl uses, and `epoch` if known."""
+        """A step is complete; its metrics carry the names that metrics.jsonl uses."""
         now = self._clock()
+        taken = None
         if self._step_began is not None and self._step_is_fresh:
-            self._recent.append(now - self._step_began)
+            taken = now - self._step_began
+            self._recent.append(taken)
             self._median = statistics.median(self._recent)
-        taken = None if self._step_began is None else now - self._step_began
-        self._stage, self._step_began, self._step_is_fresh = None, now, False
+        self._stage, self._step_began, self._step_is_fresh = None, None, False
         self._done = step
         self._latest.update(metrics)
         self._print(self._step_line(step, taken))
@@ -189,7 +196,7 @@ class RunView:
         parts.append(f"reward {_number(self._latest.get(REWARD), '.3f', 6)}")
         parts.append(f"accuracy {_number(self._latest.get(ACCURACY), '.3f', 5)}")
         parts.append(f"{_number(self._latest.get(_SPEED), ',.0f', 7)} tokens/s")
-        parts.append(f"step {duration(taken) if taken is not None else '-':>7}")
+        parts.append(f"{duration(taken) if taken is not None else 'recorded':>12}")
         left = self.seconds_left()
         parts.append(f"left {duration(left) if left is not None else '-'}")
         return "  ".join(parts)
@@ -203,20 +210,29 @@ def _number(value: float | None, form: str, width: int) -> str:
     return f"{'-' if value is None else format(value, form):>{width}}"
 
 
+def _terminal_streams() -> dict[int, Literal["stdout", "stderr"]]:
+    """The identities of the streams that lead to the terminal now."""
+    return {
+        id(sys.__stdout__): "stdout",
+        id(sys.stdout): "stdout",
+        id(sys.__stderr__): "stderr",
+        id(sys.stderr): "stderr",
+    }
+
+
 @contextlib.contextmanager
-def _logs_above_live() -> Iterator[None]:
-    """Lead log handlers that hold the terminal's stream to the one that the live display has put in its place.
+def _logs_above_live(before: Mapping[int, Literal["stdout", "stderr"]]) -> Iterator[None]:
+    """Lead log handlers that hold one of the streams `before` to what the live display has put in its place.
 
     Handlers keep the stream they were made with; left so, their lines would be drawn into the live part.
     """
-    originals = {id(stream): stream for stream in (sys.__stdout__, sys.__stderr__) if stream is not None}
     moved: list[tuple[logging.StreamHandler[TextIO], TextIO]] = []
-    loggers = [logging.getLogger(), *(item for item in logging.Logger.manager.loggerDict.values())]
-    for item in loggers:
-        for handler in getattr(item, "handlers", ()):
-            if isinstance(handler, logging.StreamHandler) and id(handler.stream) in originals:
-                moved.append((handler, handler.stream))
-                _lead(handler, sys.stdout if handler.stream is sys.__stdout__ else sys.stderr)
+    loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
+    handlers = {handler for item in loggers for handler in getattr(item, "handlers", ())}
+    for handler in handlers:
+        if isinstance(handler, logging.StreamHandler) and id(handler.stream) in before:
+            moved.append((handler, handler.stream))
+            _lead(handler, getattr(sys, before[id(handler.stream)]))
     try:
         yield
     finally:

@@ -18,7 +18,7 @@ from skyrl_core.tracking.summary import duration
 
 logger = logging.getLogger(__name__)
 
-_LAST_STEPS = 15
+_LAST_STEPS = 10
 _COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("reward", REWARD, ".3f"),
     ("accuracy", ACCURACY, ".3f"),
