@@ -1,0 +1,140 @@
+"""One epoch as a subflow. A step reads like the data flow:
+
+prompts ─▶ generate ─▶ score ─▶ update ─▶ sync weights ─▶ [checkpoint] ─▶ [evaluate]
+           rollouts    batch    policy    engines
+                                n-1 → n   n-1 → n
+"""
+
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from prefect import flow
+from prefect_ray import RayTaskRunner
+
+from flows.reconcile import Need
+from flows.run import Run
+from flows.stage_runner import StageRunner
+from flows.view import RunView
+from skyrl_core.data.digests import digest_of
+from skyrl_core.data.references import StageRecord
+from skyrl_core.tracking.metrics_file import MetricsFile, MetricsLine
+from skyrl_core.tracking.protocol import Tracker
+from tasks import stages
+from tasks.artifacts import RunArtifacts
+from tasks.stages import StageInputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """What the steps of a run share in the flow process."""
+
+    run: Run
+    stage: StageRunner
+    view: RunView
+    tracker: Tracker
+    metrics: MetricsFile
+    artifacts: RunArtifacts
+
+    def report(self, line: MetricsLine) -> None:
+        """Tell everybody who listens that a step is committed."""
+        run = self.run
+        self.metrics.append(line)
+        self.tracker.log({**line.metrics, "trainer/epoch": float(line.epoch)}, line.step)
+        self.view.step_done(line.step, line.metrics)
+        if line.step % run.config.flow.artifact_interval == 0 or line.step == run.total_steps:
+            self.artifacts.publish_progress(line.step, run.total_steps)
+            self.artifacts.publish_curves(run.lines, {"run store": run.store.uri, "metrics": str(self.metrics.path)})
+
+
+active_loop: ContextVar[Loop] = ContextVar("active_loop")
+"""Subflows take plain parameters, readable in the UI, and find what they work on here."""
+
+
+@flow(name="epoch", flow_run_name="{run_name} epoch {epoch}", task_runner=RayTaskRunner())
+def train_epoch(run_name: str, epoch: int, first_step: int, last_step: int) -> None:
+    """Steps `first_step` to `last_step` of the run, all of one epoch (counted from 1)."""
+    loop = active_loop.get()
+    loop.view.epoch(epoch)
+    for step in range(first_step, last_step + 1):
+        train_step(loop, step, epoch)
+
+
+@flow(name="evaluation", flow_run_name="{run_name} evaluation before training", task_runner=RayTaskRunner())
+def evaluate_start(run_name: str) -> None:
+    """Score the start model, so that there is something to compare with."""
+    loop = active_loop.get()
+    step = loop.run.base_step
+    records = {"evaluate": evaluate(loop, step)}
+    loop.report(loop.run.close_step(step, 0, records, 0.0))
+
+
+def train_step(loop: Loop, step: int, epoch: int) -> None:
+    """One training step, from prompts to committed metrics."""
+    run, stage, before = loop.run, loop.stage, step - 1
+    records: dict[str, StageRecord] = {}
+
+    prompts = run.plan(step)
+    inputs = StageInputs(step=step, digest=run.inputs("generate", step, before, prompts.digest), policy_version=before)
+    found = run.store.find_stage("generate", step, inputs.digest)
+    records["generate"] = stage(stages.generate, step, Need(engine_version=before), inputs, prompts, found=found)
+
+    rollouts = records["generate"]
+    inputs = StageInputs(step=step, digest=run.inputs("score", step, before, rollouts.digest), policy_version=before)
+    found = run.store.find_stage("score", step, inputs.digest)
+    records["score"] = stage(stages.score_rollouts, step, Need(trainer_version=before), inputs, rollouts, found=found)
+
+    batch = records["score"]
+    lineage = digest_of({"parent": run.lineage(before), "batch": batch.digest})
+    inputs = StageInputs(step=step, digest=run.inputs("update", step, before, batch.digest), policy_version=before)
+    found = run.store.find_stage("update", step, inputs.digest)
+    need = Need(trainer_version=before, done_lineage=lineage)
+    records["update"] = stage(stages.update, step, need, inputs, batch, lineage, found=found)
+
+    began = time.monotonic()
+    inputs = StageInputs(step=step, digest=run.inputs("sync", step, step), policy_version=step)
+    stage(stages.sync, step, Need(trainer_version=step), inputs)
+    sync_seconds = time.monotonic() - began
+
+    last = step == run.total_steps
+    if last or _due(step, run.config.trainer.ckpt_interval):
+        records["checkpoint"] = checkpoint(loop, step)
+    if run.config.trainer.eval_interval > 0 and (last or _due(step, run.config.trainer.eval_interval)):
+        records["evaluate"] = evaluate(loop, step)
+
+    loop.report(run.close_step(step, epoch, records, sync_seconds))
+
+
+def checkpoint(loop: Loop, step: int) -> StageRecord:
+    """Save and publish the policy of `step`; recorded batches older than the oldest kept checkpoint go."""
+    run = loop.run
+    inputs = StageInputs(step=step, digest=run.inputs("checkpoint", step, step), policy_version=step)
+    update = run.store.read_stage("update", step)
+    facts = {
+        "config_digest": run.document["config_digest"],
+        "dataset_fingerprint": run.loader.dataset.fingerprint,
+        "data_position": run.loader.state_dict(step),
+        "world_size": len(run.actors.placement.policy),
+        "metrics": dict(update.summary["metrics"]) if update is not None else {},
+    }
+    found = run.store.find_stage("checkpoint", step, inputs.digest)
+    record: StageRecord = loop.stage(stages.checkpoint, step, Need(trainer_version=step), inputs, facts, found=found)
+    kept = [found.step for found in run.checkpoints() if found is not run.base]
+    if kept:
+        run.store.prune_before(min(kept) + 1)
+    return record
+
+
+def evaluate(loop: Loop, step: int) -> StageRecord:
+    """Score the validation prompts with the weights of `step`."""
+    run = loop.run
+    prompts = run.validation(step)
+    inputs = StageInputs(step=step, digest=run.inputs("evaluate", step, step, prompts.digest), policy_version=step)
+    found = run.store.find_stage("evaluate", step, inputs.digest)
+    record: StageRecord = loop.stage(stages.evaluate, step, Need(engine_version=step), inputs, prompts, found=found)
+    loop.view.evaluation(step, record.summary["metrics"])
+    return record
+
+
+def _due(step: int, interval: int) -> bool:
+    return interval > 0 and step % interval == 0

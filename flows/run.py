@@ -1,0 +1,274 @@
+"""A training run as the flow process holds it: configuration, run store, data, actors, and what is done so far."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from skyrl_core.checkpoint.resume import starting_point
+from skyrl_core.config.load import config_from_yaml
+
+from skyrl_core.checkpoint.code_version import code_version
+from skyrl_core.checkpoint.discovery import list_checkpoints, read_manifest
+from skyrl_core.checkpoint.retention import clean_leftovers
+from skyrl_core.config import SkyRLConfig, config_digest, diff_configs, dump_yaml
+from skyrl_core.data.digests import digest_of, sha256_of_bytes
+from skyrl_core.data.lease import Lease
+from skyrl_core.data.loader import PromptLoader
+from skyrl_core.data.references import CheckpointRef, StageRecord
+from skyrl_core.data.run_store import RunStore
+from skyrl_core.data.serialization import prompts_to_bytes
+from skyrl_core.errors import ConfigurationError
+from skyrl_core.runtime.engines import EngineGroup
+from skyrl_core.runtime.placement import Placement
+from skyrl_core.runtime.trainer import Trainer
+from skyrl_core.tracking.metrics_file import MetricsLine
+from tasks.context import StageContext
+from tasks.setup import Datasets
+from tasks.stages import PROMPTS
+
+logger = logging.getLogger(__name__)
+
+RUN_DOCUMENT, CONFIG_DOCUMENT = "run.json", "config.yaml"
+
+
+@dataclass(slots=True, kw_only=True)
+class Actors:
+    """The Ray side of a run. Only the flow process builds and rebuilds it."""
+
+    placement: Placement
+    engines: EngineGroup
+    trainer: Trainer | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """One run name's writer. `lines` are the committed steps, oldest first (step 0: the evaluation before training)."""
+
+    config: SkyRLConfig
+    name: str
+    store: RunStore
+    lease: Lease
+    document: dict[str, Any]
+    export_dir: Path
+    lines: list[MetricsLine] = field(default_factory=list)
+    base: CheckpointRef | None = None
+    _loader: PromptLoader | None = None
+    _datasets: Datasets | None = None
+    _actors: Actors | None = None
+
+    # what setup provides, in this order
+
+    def attach_data(self, datasets: Datasets, loader: PromptLoader) -> None:
+        """Give the run its prompts."""
+        self._datasets, self._loader = datasets, loader
+
+    def attach_actors(self, actors: Actors) -> None:
+        """Give the run its actors."""
+        self._actors = actors
+
+    @property
+    def loader(self) -> PromptLoader:
+        return _present(self._loader, "the training data")
+
+    @property
+    def datasets(self) -> Datasets:
+        return _present(self._datasets, "the datasets")
+
+    @property
+    def actors(self) -> Actors:
+        return _present(self._actors, "the actors")
+
+    def context(self) -> StageContext:
+        """Handles for a stage task, as the actors are now."""
+        return StageContext(
+            config=self.config,
+            run_name=self.name,
+            store=self.store,
+            export_dir=str(self.export_dir),
+            trainer=self.actors.trainer,
+            engines=self.actors.engines,
+        )
+
+    # steps
+
+    @property
+    def done_step(self) -> int:
+        """The last step that is finished with all its stages."""
+        return self.lines[-1].step if self.lines else self.base_step
+
+    @property
+    def base_step(self) -> int:
+        """The step this run started from: 0, or that of the checkpoint it was started from."""
+        return self.base.step if self.base is not None else 0
+
+    @property
+    def total_steps(self) -> int:
+        """The last step of the run."""
+        return self.loader.total_steps(self.config.trainer.epochs, self.config.trainer.max_training_steps)
+
+    def lineage(self, version: int) -> str:
+        """What made the weights of a version: a chain of digests from the start model over every batch since.
+
+        Two runs whose lineages agree hold the same weights, up to the number of ranks.
+        """
+        if version == self.base_step:
+            return str(self.document["start_lineage"])
+        record = self.store.read_stage("update", version)
+        if record is None:
+            raise ConfigurationError(f"run {self.name}: no update is recorded for step {version}")
+        return str(record.summary["lineage"])
+
+    def inputs(self, stage: str, step: int, version: int, *parents: str) -> str:
+        """The digest of a stage's inputs."""
+        return digest_of(
+            {
+                "stage": stage,
+                "step": step,
+                "config": self.document["config_digest"],
+                "lineage": self.lineage(version),
+                "parents": list(parents),
+            }
+        )
+
+    def plan(self, step: int) -> StageRecord:
+        """The step's prompts, committed before anything is generated from them."""
+        data = prompts_to_bytes(self.loader.batch(step))
+        return self._commit_prompts("plan", step, data, {"prompts": len(self.loader.indices(step))})
+
+    def validation(self, step: int) -> StageRecord:
+        """The validation prompts, committed under the step they are used in."""
+        prompts = _present(self.datasets.validation, "the validation data").prompts
+        return self._commit_prompts("validation", step, prompts_to_bytes(prompts), {"prompts": len(prompts)})
+
+    def _commit_prompts(self, stage: str, step: int, data: bytes, summary: Mapping[str, Any]) -> StageRecord:
+        digest = digest_of({"stage": stage, "step": step, "prompts": sha256_of_bytes(data)})
+        found = self.store.find_stage(stage, step, digest)
+        return found or self.store.write_stage(stage, step, digest, files={PROMPTS: data}, summary=summary, seconds=0.0)
+
+    def close_step(self, step: int, epoch: int, records: Mapping[str, StageRecord], sync_seconds: float) -> MetricsLine:
+        """Commit the step as a whole: from here on a restart begins after it."""
+        metrics: dict[str, float] = {}
+        for stage, record in records.items():
+            metrics |= record.summary.get("metrics", {})
+            metrics[f"timing/{stage}"] = record.seconds
+        if step > 0:
+            metrics["timing/sync"] = sync_seconds
+        metrics["timing/step"] = sum(value for name, value in metrics.items() if name.startswith("timing/"))
+        parents = [record.digest for record in records.values()]
+        self.store.write_stage(
+            "step",
+            step,
+            digest_of({"step": step, "parents": parents}),
+            files={},
+            summary={
+                "epoch": epoch,
+                "metrics": metrics,
+                "position": self.loader.state_dict(step) if self._loader is not None else None,
+            },
+            seconds=metrics["timing/step"],
+        )
+        line = MetricsLine(step=step, epoch=epoch, metrics=metrics)
+        self.lines.append(line)
+        return line
+
+    def checkpoints(self) -> list[CheckpointRef]:
+        """Complete checkpoints of this run that belong to its present history, by ascending step.
+
+        The one the run was started from counts as the oldest.
+        """
+        own = [
+            found
+            for found in list_checkpoints(self.store.uri)
+            if self.store.read_stage("update", found.step) is not None
+        ]
+        return ([self.base] if self.base is not None else []) + own
+
+
+@contextmanager
+def open_run(config: SkyRLConfig, *, flow_run_id: str = "") -> Iterator[Run]:
+    """Become the writer of the configured run name and read what is done; nothing of an earlier run is touched before
+    it is known to be the same run.
+
+    Raises:
+        RunBusyError: a living process writes this run.
+        ConfigurationError: the name holds a run of another configuration, or `resume_mode` contradicts what is there.
+    """
+    name = config.trainer.run_name or fresh_name()
+    root = f"{config.trainer.ckpt_path.rstrip('/')}/{name}"
+    with ExitStack() as stack:
+        lease = stack.enter_context(Lease.acquire(root, {"flow_run_id": flow_run_id}))
+        store = RunStore.open(root, fence=lease.token)
+        document, base = _identify(config, name, store)
+        clean_leftovers(root, fence=lease.token)
+        run = Run(
+            config=config,
+            name=name,
+            store=store,
+            lease=lease,
+            document=document,
+            base=base,
+            export_dir=Path(config.trainer.export_path).expanduser() / name,
+        )
+        run.lines = [_line(record) for record in store.records("step")]
+        yield run
+
+
+def fresh_name() -> str:
+    """A run name nobody has used: the time and three random bytes."""
+    return f"run-{datetime.now(UTC):%Y%m%d-%H%M%S}-{token_hex(3)}"
+
+
+def _line(record: StageRecord) -> MetricsLine:
+    return MetricsLine(step=record.step, epoch=record.summary["epoch"], metrics=record.summary["metrics"])
+
+
+def _identify(config: SkyRLConfig, name: str, store: RunStore) -> tuple[dict[str, Any], CheckpointRef | None]:
+    """The run's document, written anew for a fresh run, checked against the configuration otherwise."""
+    document = store.read_json(RUN_DOCUMENT)
+    digest = config_digest(config)
+    if document is not None and document["config_digest"] != digest:
+        raise ConfigurationError(_other_configuration(config, name, store))
+    base = starting_point(
+        store.uri,
+        mode=config.trainer.resume_mode,
+        path=config.trainer.resume_path,
+        name=name,
+        started=document is not None,
+    )
+    if document is None:
+        start: dict[str, Any] = {"config": digest, "model": config.trainer.policy.model.path}
+        if base is not None:
+            start["checkpoint"] = read_manifest(base).content_digest
+        document = {
+            "run_name": name,
+            "config_digest": digest,
+            "start_lineage": digest_of(start),
+            "start_checkpoint": base.uri if base is not None else None,
+            "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "code_version": code_version(),
+            "key": token_hex(8),
+        }
+        store.write_text(CONFIG_DOCUMENT, dump_yaml(config))
+        store.write_json(RUN_DOCUMENT, document)
+    return document, base
+
+
+def _other_configuration(config: SkyRLConfig, name: str, store: RunStore) -> str:
+    text = store.read_text(CONFIG_DOCUMENT)
+    changes = diff_configs(config_from_yaml(text), config) if text is not None else []
+    listed = "".join(f"\n  {path}: was {old!r}, now {new!r}" for path, old, new in changes)
+    return (
+        f"run {name!r} at {store.uri} was made with another configuration:{listed or ' see its config.yaml'}\n"
+        "Restore these values to continue it, or choose another trainer.run_name. Nothing was changed."
+    )
+
+
+def _present(value: Any, what: str) -> Any:
+    if value is None:
+        raise RuntimeError(f"{what} of the run are not set up yet")
+    return value

@@ -1,0 +1,88 @@
+"""One Ray connection per flow process: join the cluster that is there, or start a local one and stop it at the end."""
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import ray
+
+from skyrl_core.errors import OrchestrationError
+from skyrl_core.testing.faults import FAULTS_DIR_VARIABLE, FAULTS_VARIABLE, FLOW_PID_VARIABLE
+
+_FORWARDED = ("PYTHONPATH", "HF_HUB_OFFLINE", "HF_HOME", FAULTS_VARIABLE, FAULTS_DIR_VARIABLE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayCluster:
+    """The cluster this process is connected to.
+
+    `started` is True when this call started it. A joined cluster may have an autoscaler, so it `can_grow`; a local one
+    never gets more than it has.
+    """
+
+    address: str
+    started: bool
+    can_grow: bool
+
+
+@contextmanager
+def ensure_ray(
+    namespace: str, *, num_cpus: int | None = None, environment: Mapping[str, str] | None = None
+) -> Iterator[RayCluster]:
+    """Connect to Ray and, on leaving, undo only what was done here.
+
+    With RAY_ADDRESS set that cluster is joined; otherwise a local one is started. In a process that is connected
+    already (a nested call, a test session) nothing is started or stopped. A local cluster dies with this process, also
+    on SIGKILL, since Ray's own processes share its fate; in a joined cluster the run's actors do: none is detached.
+
+    Args:
+        namespace: Where this run's named actors live.
+        num_cpus: Logical CPUs of a local cluster; None takes the machine's.
+        environment: Further variables for every worker process.
+
+    Raises:
+        OrchestrationError: the address cannot be reached, or Ray did not start.
+    """
+    address = os.environ.get("RAY_ADDRESS")
+    if ray.is_initialized():
+        yield RayCluster(address=ray.get_runtime_context().gcs_address, started=False, can_grow=bool(address))
+        return
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    arguments: dict[str, object] = {
+        "address": address or "local",
+        "namespace": namespace,
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+        "runtime_env": {"env_vars": worker_environment(environment or {})},
+    }
+    if not address:
+        arguments |= {"include_dashboard": False, "num_cpus": num_cpus}
+    try:
+        context = ray.init(**arguments)
+    except Exception as error:
+        if address:
+            raise OrchestrationError(
+                f"Ray at RAY_ADDRESS={address} could not be reached: {error}. Start it with `ray start --head`, or "
+                "unset RAY_ADDRESS to use a local one."
+            ) from error
+        raise OrchestrationError(f"a local Ray could not be started: {error}") from error
+    try:
+        yield RayCluster(address=context.address_info["address"], started=not address, can_grow=bool(address))
+    finally:
+        ray.shutdown()
+
+
+def worker_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables of every Ray worker of this run.
+
+    One thread per process keeps CPU results bit-identical. Modules named in the configuration (`module:function`) may
+    live in the folder the user started from, so it leads the workers' search path.
+    """
+    environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", FLOW_PID_VARIABLE: str(os.getpid())}
+    environment |= {name: os.environ[name] for name in _FORWARDED if name in os.environ}
+    environment |= extra
+    search_path = [os.getcwd(), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(search_path))
+    return environment
