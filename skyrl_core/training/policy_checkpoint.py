@@ -25,6 +25,8 @@ from skyrl_core.training.sharded_state import (
 
 logger = logging.getLogger(__name__)
 
+_MESSAGE_BYTES = 512
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyCounters:
@@ -68,10 +70,7 @@ def save_policy(
             write_state(folder, state)
     except Exception as error:  # whatever one rank met, the others must learn of it instead of waiting
         failure = error
-    failed = _failed_ranks(failure is not None, context)
-    if failed:
-        reason = f"{type(failure).__name__}: {failure}" if failure is not None else "see those ranks' logs"
-        raise CheckpointError(f"{folder}: rank(s) {failed} could not write the policy ({reason})") from failure
+    _raise_together(failure, folder, "write", context)
 
 
 def load_policy(
@@ -100,20 +99,32 @@ def load_policy(
         counters = _counters(state, folder, keep_optimizer=optimizer is not None)
     except Exception as error:  # whatever one rank met, the others must learn of it instead of going on
         failure = error
-    failed = _failed_ranks(failure is not None, context)
-    if isinstance(failure, CheckpointError):
-        raise failure
-    if failed:
-        reason = f"{type(failure).__name__}: {failure}" if failure is not None else "see those ranks' logs"
-        raise CheckpointError(f"{folder}: rank(s) {failed} could not read the policy ({reason})") from failure
+    _raise_together(failure, folder, "read", context)
     return counters
 
 
-def _failed_ranks(failed: bool, context: RankContext) -> list[int]:
-    flags = torch.zeros(context.world_size, dtype=torch.int64, device=context.device)
-    flags[context.rank] = int(failed)
-    dist.all_reduce(flags)
-    return [rank for rank, flag in enumerate(flags.tolist()) if flag]
+def _raise_together(failure: Exception | None, folder: Path, verb: str, context: RankContext) -> None:
+    """Raise on every rank what went wrong on any: a rank's own CheckpointError, else one with the first rank's reason.
+
+    A collective that all ranks reach whether or not they failed, so none is left waiting.
+    """
+    messages = torch.zeros(context.world_size, _MESSAGE_BYTES, dtype=torch.uint8, device=context.device)
+    if failure is not None:
+        text = f"{type(failure).__name__}: {failure}".encode()[:_MESSAGE_BYTES]
+        messages[context.rank, : len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    # Each rank fills its own row, so the sum is all messages.
+    dist.all_reduce(messages)
+    reasons = {
+        rank: bytes(row).rstrip(b"\0").decode(errors="replace")
+        for rank, row in enumerate(messages.tolist())
+        if any(row)
+    }
+    if isinstance(failure, CheckpointError):
+        raise failure
+    if reasons:
+        first = next(iter(reasons.values()))
+        kind = CorruptCheckpointError if first.startswith(CorruptCheckpointError.__name__) else CheckpointError
+        raise kind(f"{folder}: rank(s) {list(reasons)} could not {verb} the policy ({first})") from failure
 
 
 def _read_model(reader: ShardReader, folder: Path, model: nn.Module) -> None:
