@@ -12,24 +12,22 @@ from skyrl_core.algorithms.kl import token_kl
 from skyrl_core.algorithms.types import AdvantageInputs
 from skyrl_core.config.algorithm import AlgorithmConfig
 from skyrl_core.data.carriers import FloatArray, IntArray, Rollout, RolloutBatch, TrainingBatch
-from skyrl_core.errors import TrainingError
+from skyrl_core.errors import RewardError, TrainingError
 
 
 def build_training_batch(rollouts: RolloutBatch, pad_token_id: int) -> TrainingBatch:
     """Pad the trajectories of a step into one batch: prompts on the left, responses on the right, rows in order.
 
     Trajectories whose environment failed become rows that are not valid: no reward and nothing to train on. An empty
-    response keeps its reward at the first response column. Raises TrainingError when there is no trajectory, when a
-    prompt is empty, or when only some of the usable trajectories have log-probabilities.
+    response keeps its reward at the first response column. Raises RewardError for a reward that is not finite,
+    TrainingError when there is no trajectory, when a prompt is empty, or when only some of the usable trajectories have
+    log-probabilities.
     """
     rows = rollouts.rollouts
     if not rows:
         raise TrainingError(f"step {rollouts.step} has no trajectory to train on")
     for row in rows:
-        if len(row.prompt_ids) == 0:
-            raise TrainingError(
-                f"step {rollouts.step}: the prompt of {row.uid} is empty; the template must give a token"
-            )
+        _check(row, rollouts.step)
     prompt_width = max(len(row.prompt_ids) for row in rows)
     # An empty response still needs a column for its reward.
     width = prompt_width + max(1, *(max(len(row.response_ids), len(row.token_rewards)) for row in rows))
@@ -57,6 +55,16 @@ def build_training_batch(rollouts: RolloutBatch, pad_token_id: int) -> TrainingB
         valid=valid,
         rollout_logprobs=_rollout_logprobs(rollouts.step, rows, loss_mask, prompt_width),
     )
+
+
+def _check(row: Rollout, step: int) -> None:
+    if len(row.prompt_ids) == 0:
+        raise TrainingError(f"step {step}: the prompt of {row.uid} is empty; the template must give a token")
+    if row.error is None and not np.isfinite(row.token_rewards).all():
+        raise RewardError(
+            f"step {step}: sample {row.sample_index} of {row.uid} has reward {row.reward}, which is not a finite number; "
+            "an environment that cannot score must fail instead"
+        )
 
 
 def rollout_metrics(rollouts: RolloutBatch) -> dict[str, float]:

@@ -148,10 +148,10 @@ def test_mismatch_is_absent_without_both_sides():
     assert not any(name.startswith("mismatch/") for name in metrics)
 
 
-def test_reward_that_is_no_number_is_an_error_naming_the_row():
-    batch = batch_of(rollout("a", [1], [2], 0.0), rollout("a", [1], [2], math.nan))
-    with pytest.raises(RewardError, match="row 1"):
-        score(batch, AlgorithmConfig())
+@pytest.mark.parametrize("reward", [math.nan, math.inf])
+def test_reward_that_is_no_number_is_an_error_naming_the_sample(reward):
+    with pytest.raises(RewardError, match=f"step 4: sample 0 of b has reward {reward}"):
+        batch_of(rollout("a", [1], [2], 0.0), rollout("b", [1], [2], reward))
 
 
 def test_all_rows_failed_gives_zero_advantages_and_says_so():
