@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from rich.table import Table
 
@@ -34,15 +34,9 @@ class RunSummary:
     plots: str | None = None
     ui_url: str | None = None
 
-    def __post_init__(self) -> None:
-        for name in ("accuracy_before", "accuracy_after", "greedy_before", "greedy_after"):
-            value = getattr(self, name)
-            if value is not None and not math.isfinite(value):
-                raise ValueError(f"{name} of run {self.run_name} is {value}: a score that was not measured is None")
-
     def write(self, path: Path) -> None:
-        """Write summary.json at once: keys sorted, numbers in full."""
-        content = json.dumps(asdict(self), sort_keys=True, indent=2, allow_nan=False)
+        """Write summary.json at once: keys sorted, numbers in full, null for a number that is NaN or infinite."""
+        content = json.dumps(_finite(asdict(self)), sort_keys=True, indent=2, allow_nan=False)
         atomic_write_bytes(path, content.encode() + b"\n")
 
     @classmethod
@@ -84,6 +78,12 @@ def duration(seconds: float) -> str:
         return f"{whole // 60} min {whole % 60:02d} s"
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _change(before: float | None, after: float | None) -> str:
