@@ -7,7 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Literal, Self, TextIO
+from typing import Literal, Self, TextIO, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -176,7 +176,7 @@ class RunView:
         if self._retries:
             parts.append(f"{self._retries} {'retry' if self._retries == 1 else 'retries'}")
         if self._recorded:
-            parts.append(f"{self._recorded} stages from the record")
+            parts.append(f"{self._recorded} {'stage' if self._recorded == 1 else 'stages'} from the record")
         return Text("  ".join(parts) or "no step finished yet", style="" if parts else "dim")
 
     def _stage_line(self) -> RenderableType:
@@ -244,4 +244,14 @@ def _lead(handler: "logging.StreamHandler[TextIO]", stream: TextIO) -> None:
     handler.setStream(stream)
     console = getattr(handler, "console", None)  # Prefect's handler prints through a rich console of its own
     if isinstance(console, Console):
-        console.file = stream
+        console.file = cast(TextIO, _Opaque(stream)) if hasattr(stream, "rich_proxied_file") else stream
+
+
+class _Opaque:
+    """A live display's stream, without the attribute by which other consoles find the terminal behind it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.write = stream.write
+        self.flush = stream.flush
+        self.isatty = stream.isatty
+        self.encoding = stream.encoding

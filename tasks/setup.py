@@ -114,7 +114,7 @@ def start_inference(config: SkyRLConfig, placement: Placement) -> Inference:
 
 @task(name="generator", task_run_name="build generator", **_setup_task)
 def build_generator(config: SkyRLConfig, tokenizer: "PreTrainedTokenizerBase", inference: Inference) -> Generator:
-    """The generator that stages will build on their workers, made here once so that its mistakes show before training."""
+    """The generator that stages build on their workers, made here once so that mistakes in it show at once."""
     return make_generator(config, tokenizer, inference.engines.client())
 
 

@@ -5,14 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import ray
 
 from skyrl_core.config import SkyRLConfig
-from skyrl_core.data.carriers import TrainingBatch, UpdateResult
+from skyrl_core.data.carriers import FloatArray, IntArray, TrainingBatch, UpdateResult
 from skyrl_core.runtime.actors import PolicyActor, ReferenceActor
 from skyrl_core.runtime.placement import Placement, Slot
 from skyrl_core.runtime.worker_group import WorkerGroup
-from skyrl_core.training.scoring import join_logprobs
 
 _WEIGHT_BUCKET_BYTES = 1 << 30
 _incarnations = itertools.count(1)
@@ -119,3 +119,11 @@ def _start(
         group.kill()
         raise
     return group
+
+
+def join_logprobs(batch: TrainingBatch, shares: list[tuple[IntArray, FloatArray]]) -> FloatArray:
+    """One [B, T] array from every rank's (row numbers [n], rows [n, T]); rows in nobody's share stay 0."""
+    joined = np.zeros(batch.input_ids.shape, dtype=np.float32)
+    for rows, values in shares:
+        joined[rows] = values
+    return joined
