@@ -33,7 +33,7 @@ def seconds_by_stage(lines: Sequence[MetricsLine]) -> dict[str, float]:
     return {stage: seconds for stage, seconds in totals.items() if seconds > 0}
 
 
-def render_png(lines: Sequence[MetricsLine], *, title: str = "", dpi: int = 90) -> bytes:
+def draw(lines: Sequence[MetricsLine], title: str = "") -> Figure:
     """Three panels: mean reward of the training samples, held-out accuracy, seconds by stage."""
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     FigureCanvasAgg(figure)
@@ -43,8 +43,13 @@ def render_png(lines: Sequence[MetricsLine], *, title: str = "", dpi: int = 90) 
     _draw_stages(stages, seconds_by_stage(lines))
     if title:
         figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def render_png(lines: Sequence[MetricsLine], *, title: str = "", dpi: int = 90) -> bytes:
+    """The picture of `draw` as a PNG of 10 by 3.4 inches at `dpi` dots an inch."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi)
+    draw(lines, title).savefig(buffer, format="png", dpi=dpi)
     return buffer.getvalue()
 
 
