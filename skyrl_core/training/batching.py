@@ -16,11 +16,24 @@ BoolArray = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Minibatch:
+    """What is decided over a whole minibatch before it is cut, on the CPU.
+
+    rows[n] are row numbers of the training batch, ascending. weights [n, T] are the tokens' shares of the loss, and
+    selection [n, T] what the policy loss chose among them, for losses that choose.
+    """
+
+    rows: IntArray
+    weights: torch.Tensor
+    selection: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Microbatch:
     """The rows of one forward pass, padding columns that all of them share cut away.
 
     rows[b] are row numbers of the training batch and `first_column` is the batch's column that column 0 here was.
-    Tensors are [b, t] on the rank's device; `weights` are the tokens' shares of the minibatch's loss.
+    Tensors are [b, t] on the rank's device; `weights` and `selection` are cut out of the minibatch's.
     A filler (`rows` empty) repeats a real row with nothing to train on: it only keeps the ranks' collectives in step.
     """
 
@@ -31,6 +44,7 @@ class Microbatch:
     attention_mask: torch.Tensor
     loss_mask: torch.Tensor
     weights: torch.Tensor
+    selection: torch.Tensor | None
     old_logprobs: torch.Tensor | None
     ref_logprobs: torch.Tensor | None
     rollout_logprobs: torch.Tensor | None
@@ -74,12 +88,11 @@ def make_microbatch(
     rows: IntArray,
     filler_row: int,
     device: torch.device,
-    weights: torch.Tensor | None = None,
-    minibatch_rows: IntArray | None = None,
+    minibatch: Minibatch | None = None,
 ) -> Microbatch:
     """The tensors of `rows`, trimmed and on `device`; with no rows, the filler made of `filler_row`.
 
-    `weights` [n, T] belong to `minibatch_rows` [n] (sorted row numbers); without them weights are 0.
+    `rows` belong to `minibatch`; without one, and in a filler, weights are 0.
     """
     taken = rows if len(rows) else np.array([filler_row], dtype=np.int64)
     attention = batch.attention_mask[taken]
@@ -92,10 +105,11 @@ def make_microbatch(
     def tensor(array: NDArray[np.generic] | None) -> torch.Tensor | None:
         return None if array is None else torch.from_numpy(array[taken, columns].copy()).to(device)
 
-    if weights is None or minibatch_rows is None or not len(rows):
-        own_weights = torch.zeros(loss_mask.shape, dtype=torch.float32, device=device)
-    else:
-        own_weights = weights[np.searchsorted(minibatch_rows, taken), columns].to(device)
+    def share(whole: torch.Tensor) -> torch.Tensor:
+        if not len(rows) or minibatch is None:
+            return torch.zeros(loss_mask.shape, dtype=whole.dtype, device=device)
+        return whole[np.searchsorted(minibatch.rows, taken), columns].to(device)
+
     return Microbatch(
         rows=rows,
         first_column=start,
@@ -103,7 +117,8 @@ def make_microbatch(
         input_ids=torch.from_numpy(batch.input_ids[taken, columns].copy()).to(device),
         attention_mask=torch.from_numpy(attention[:, columns].copy()).to(device),
         loss_mask=torch.from_numpy(loss_mask).to(device),
-        weights=own_weights,
+        weights=share(torch.zeros(0) if minibatch is None else minibatch.weights),
+        selection=None if minibatch is None or minibatch.selection is None else share(minibatch.selection),
         old_logprobs=tensor(batch.old_logprobs),
         ref_logprobs=tensor(batch.ref_logprobs),
         rollout_logprobs=tensor(batch.rollout_logprobs),

@@ -1,6 +1,5 @@
 """Process group, device mesh and determinism of one training rank."""
 
-import os
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
@@ -104,7 +103,6 @@ def make_deterministic(seed: int, rank: int, device: DeviceKind) -> None:
     torch.manual_seed(derive_seed(seed, "trainer", rank))
     if device == "cpu":
         torch.set_num_threads(1)
-        os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:

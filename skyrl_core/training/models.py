@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from skyrl_core.errors import ConfigurationError
 
@@ -43,7 +45,9 @@ def load_sharded_model(path: str, options: ModelOptions, mesh: DeviceMesh, devic
     Raises ConfigurationError when `path` holds no causal language model that transformers can load.
     """
     bf16 = options.bf16 and device.type == "cuda"
-    model = _load(path, options, torch.bfloat16 if bf16 and not options.trainable else torch.float32, device)
+    # Flash attention has no fp32 kernels; under mixed precision it is given bf16 whatever the master weights are.
+    attention = choose_attention(options.flash_attention and bf16, device)
+    model = _load(path, options, torch.bfloat16 if bf16 and not options.trainable else torch.float32, attention)
     if options.trainable:
         if options.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": options.use_reentrant})
@@ -55,24 +59,34 @@ def load_sharded_model(path: str, options: ModelOptions, mesh: DeviceMesh, devic
     return model
 
 
-def _load(path: str, options: ModelOptions, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+def _load(path: str, options: ModelOptions, dtype: torch.dtype, attention: str) -> PreTrainedModel:
+    # Every rank loads; their progress bars would only tear the log.
+    disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(
             path, trust_remote_code=options.trust_remote_code, **options.config_overrides
         )
         _disable_dropout(config, options.key)
-        model = AutoModelForCausalLM.from_pretrained(
+        model, report = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
             dtype=dtype,
-            attn_implementation=choose_attention(options.flash_attention and dtype != torch.float32, device),
+            attn_implementation=attention,
             trust_remote_code=options.trust_remote_code,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ConfigurationError(
             f"{options.key}={path} cannot be loaded as a causal language model ({type(error).__name__}: {error}); "
             "give a folder in Hugging Face format or a model name"
         ) from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        # transformers would fill them with random numbers and only warn.
+        raise ConfigurationError(
+            f"{options.key}={path} lacks {len(missing)} of the model's weights, {missing[0]} among them; give a "
+            "complete causal language model"
+        )
     assert isinstance(model, PreTrainedModel)
     return model
 

@@ -62,8 +62,8 @@ def _check(row: Rollout, step: int) -> None:
         raise TrainingError(f"step {step}: the prompt of {row.uid} is empty; the template must give a token")
     if row.error is None and not np.isfinite(row.token_rewards).all():
         raise RewardError(
-            f"step {step}: sample {row.sample_index} of {row.uid} has reward {row.reward}, which is not a finite number; "
-            "an environment that cannot score must fail instead"
+            f"step {step}: sample {row.sample_index} of {row.uid} has reward {row.reward}, which is not a finite "
+            "number; an environment that cannot score must fail instead"
         )
 
 

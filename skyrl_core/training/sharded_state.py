@@ -73,7 +73,7 @@ def write_rank(
         is_sharded = isinstance(tensor, DTensor)
         if (is_sharded or rank == 0) and 0 not in shape:
             part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            parts[key] = part.detach().to("cpu", copy=True).contiguous()
+            parts[key] = part.detach().cpu().contiguous()
             layout[key] = {"whole": list(tensor.shape), "offset": list(offset)}
     for key, tensor in local.items():
         parts[key] = tensor.detach().cpu().contiguous()

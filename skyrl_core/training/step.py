@@ -10,11 +10,13 @@ from torch.distributed.tensor import DTensor
 
 from skyrl_core.algorithms.kl import token_kl
 from skyrl_core.algorithms.losses.common import bounded_exp
-from skyrl_core.algorithms.registry import get_policy_loss
+from skyrl_core.algorithms.reductions import token_weights
+from skyrl_core.algorithms.registry import get_policy_loss, get_prepare
 from skyrl_core.algorithms.types import PolicyLossInputs, zero_masked
 from skyrl_core.config.algorithm import AlgorithmConfig
+from skyrl_core.data.carriers import IntArray, TrainingBatch
 from skyrl_core.errors import NonFiniteLossError, TrainingError
-from skyrl_core.training.batching import Microbatch
+from skyrl_core.training.batching import Microbatch, Minibatch
 from skyrl_core.training.distributed import max_over_ranks, sum_over_ranks
 from skyrl_core.training.models import token_logprobs
 
@@ -122,6 +124,34 @@ def train_step(
     )
 
 
+def plan_minibatch(
+    batch: TrainingBatch, rows: IntArray, algorithm: AlgorithmConfig, micro_batch_size: int, seed: int
+) -> Minibatch:
+    """Decide over the whole minibatch `rows` what its cuts must not change: token weights, and the tokens that the
+    policy loss treats apart (drawn with `seed` where it draws). Every rank decides alike, from the whole batch."""
+    mask = torch.from_numpy(batch.loss_mask[rows] != 0)
+    weights = token_weights(
+        mask,
+        algorithm.loss_reduction,
+        torch.from_numpy(batch.group_ids[rows]),
+        algorithm.max_seq_len,
+        micro_batch_size,
+    )
+    prepare = get_prepare(algorithm.policy_loss_type)
+    if prepare is None or batch.old_logprobs is None or batch.advantages is None:
+        return Minibatch(rows=rows, weights=weights)
+    old = torch.from_numpy(batch.old_logprobs[rows])
+    inputs = PolicyLossInputs(
+        # Equal to the present policy's in a step's first minibatch, and no further forward pass is needed.
+        logprobs=old,
+        old_logprobs=old,
+        advantages=torch.from_numpy(batch.advantages[rows]),
+        loss_mask=mask,
+        rollout_logprobs=None if batch.rollout_logprobs is None else torch.from_numpy(batch.rollout_logprobs[rows]),
+    )
+    return Minibatch(rows=rows, weights=weights, selection=prepare(inputs, algorithm, seed))
+
+
 def loss_inputs(micro: Microbatch, logprobs: torch.Tensor) -> PolicyLossInputs:
     """What the policy loss reads. Raises TrainingError when the batch was not scored."""
     if micro.old_logprobs is None or micro.advantages is None:
@@ -132,6 +162,7 @@ def loss_inputs(micro: Microbatch, logprobs: torch.Tensor) -> PolicyLossInputs:
         advantages=micro.advantages,
         loss_mask=micro.loss_mask,
         rollout_logprobs=micro.rollout_logprobs,
+        selection=micro.selection,
     )
 
 

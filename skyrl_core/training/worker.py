@@ -14,9 +14,9 @@ import torch
 from torch.distributed import TCPStore
 from transformers import PreTrainedModel
 
-from skyrl_core.algorithms.reductions import token_weights
 from skyrl_core.config import SkyRLConfig
 from skyrl_core.data.carriers import FloatArray, IntArray, TrainingBatch, UpdateResult
+from skyrl_core.data.seeds import derive_seed
 from skyrl_core.errors import ConfigurationError, StateMismatchError, TrainingError
 from skyrl_core.testing import faults
 from skyrl_core.training import distributed
@@ -27,7 +27,7 @@ from skyrl_core.training.offload import move_model, move_optimizer
 from skyrl_core.training.optimizer import LearningRate, make_learning_rate, make_optimizer
 from skyrl_core.training.policy_checkpoint import PolicyCounters, load_policy, save_policy
 from skyrl_core.training.sharded_state import full_buckets, model_tensors
-from skyrl_core.training.step import train_step
+from skyrl_core.training.step import plan_minibatch, train_step
 
 
 class ModelWorker(ABC):
@@ -272,7 +272,7 @@ class PolicyWorker(ModelWorker):
                 outcome = train_step(
                     self.model,
                     self.optimizer,
-                    self._microbatches(batch, rows),
+                    self._microbatches(batch, rows, step, epoch, number),
                     trainer.algorithm,
                     temperature=self.temperature,
                     chunk_size=self.chunk_size,
@@ -284,19 +284,15 @@ class PolicyWorker(ModelWorker):
                 faults.point("update.between_minibatches", step=step, minibatch=number, rank=self.rank)
         return summarise(outcomes, rates, empty), optimizer_steps
 
-    def _microbatches(self, batch: TrainingBatch, rows: IntArray) -> list[Microbatch]:
-        """This rank's microbatches of the minibatch `rows`, with the tokens' weights over all of it."""
+    def _microbatches(self, batch: TrainingBatch, rows: IntArray, *place: int) -> list[Microbatch]:
+        """This rank's microbatches of the minibatch `rows`; `place` (step, pass, minibatch) seeds what is drawn."""
         trainer = self.config.trainer
-        weights = token_weights(
-            torch.from_numpy(batch.loss_mask[rows] != 0),
-            trainer.algorithm.loss_reduction,
-            torch.from_numpy(batch.group_ids[rows]),
-            trainer.algorithm.max_seq_len,
-            trainer.micro_train_batch_size_per_gpu,
-        )
+        size = trainer.micro_train_batch_size_per_gpu
+        seed = derive_seed(trainer.seed, "update", *place)
+        minibatch = plan_minibatch(batch, rows, trainer.algorithm, size, seed)
         trained = trained_rows(batch, rows)
-        parts = share_rows(batch, trained, self.rank, self.world_size, trainer.micro_train_batch_size_per_gpu)
-        return [make_microbatch(batch, part, int(trained[-1]), self.context.device, weights, rows) for part in parts]
+        parts = share_rows(batch, trained, self.rank, self.world_size, size)
+        return [make_microbatch(batch, part, int(trained[-1]), self.context.device, minibatch) for part in parts]
 
     def save(self, directory: str, step: int) -> None:
         """Write everything the policy needs to go on into `directory`/policy. Called by every rank.

@@ -119,7 +119,11 @@ def make_config(model_path: str) -> Callable[..., SkyRLConfig]:
             "placement": {"device": "cpu"},
             "algorithm": {"kl_loss_coef": 0.1, "temperature": 1.0, **(algorithm or {})},
         }
-        return SkyRLConfig.model_validate({"trainer": {**values, **trainer}})
+        loss = values["algorithm"].pop("policy_loss_type", "regular")
+        config = SkyRLConfig.model_validate({"trainer": {**values, **trainer}})
+        # Set past the configuration's rules: the worker runs every registered loss, also those not yet let through.
+        changed = config.trainer.algorithm.model_copy(update={"policy_loss_type": loss})
+        return config.model_copy(update={"trainer": config.trainer.model_copy(update={"algorithm": changed})})
 
     return build
 

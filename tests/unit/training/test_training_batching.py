@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from skyrl_core.training.batching import make_microbatch, share_rows, split_minibatches, trained_rows
+from skyrl_core.training.batching import Minibatch, make_microbatch, share_rows, split_minibatches, trained_rows
 
 
 def as_lists(parts):
@@ -52,21 +52,25 @@ def test_microbatch_cuts_the_padding_its_rows_share(make_batch):
         [([8, 9], [10, 11], [1, 1], 1.0, 0), ([8], [12], [1], 2.0, 0), ([8] * 5, [13] * 6, [1] * 6, 1.0, 1)]
     )
     weights = torch.arange(3 * 11, dtype=torch.float32).view(3, 11)
-    micro = make_microbatch(batch, np.array([1, 0]), 2, torch.device("cpu"), weights, np.array([0, 1, 2]))
+    selection = torch.zeros(3, 11, dtype=torch.bool)
+    selection[1, 5] = True
+    minibatch = Minibatch(rows=np.array([0, 1, 2]), weights=weights, selection=selection)
+    micro = make_microbatch(batch, np.array([1, 0]), 2, torch.device("cpu"), minibatch)
     # prompt_width 5 and 11 columns; the two rows use columns 3 to 6.
     assert (micro.first_column, micro.prompt_width) == (3, 2)
     assert micro.input_ids.tolist() == [[0, 8, 12, 0], [8, 9, 10, 11]]
     assert micro.attention_mask.tolist() == [[0, 1, 1, 0], [1, 1, 1, 1]]
     assert micro.loss_mask.tolist() == [[False, False, True, False], [False, False, True, True]]
     assert micro.advantages.tolist() == [[0, 0, 2, 0], [0, 0, 1, 1]]
+    assert micro.selection.tolist() == [[False, False, True, False], [False] * 4]
     assert micro.weights.tolist() == [[14, 15, 16, 17], [3, 4, 5, 6]]
 
 
 def test_filler_repeats_a_row_with_nothing_to_train_on(make_batch):
     batch = make_batch([([8], [10, 11], [1, 1], 1.0, 0)])
-    filler = make_microbatch(
-        batch, np.array([], dtype=np.int64), 0, torch.device("cpu"), torch.ones(1, 3), np.array([0])
-    )
+    minibatch = Minibatch(rows=np.array([0]), weights=torch.ones(1, 3), selection=torch.ones(1, 3, dtype=torch.bool))
+    filler = make_microbatch(batch, np.array([], dtype=np.int64), 0, torch.device("cpu"), minibatch)
     assert filler.input_ids.tolist() == [[8, 10, 11]]
     assert not filler.loss_mask.any()
     assert not filler.weights.any()
+    assert not filler.selection.any()

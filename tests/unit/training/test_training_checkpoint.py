@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from skyrl_core.errors import CheckpointError, ConfigurationError, CorruptCheckpointError, StateMismatchError
+from skyrl_core.errors import CheckpointError, CorruptCheckpointError, StateMismatchError
 from skyrl_core.training.sharded_state import ShardReader, read_policy_weights
 
 RANK_FILE = "rank_00000_of_00001.safetensors"
@@ -204,13 +204,6 @@ def test_export_gives_every_weight_once_in_buckets_of_the_asked_size(make_policy
     assert all(sum(bucket) <= 2000 or len(bucket) == 1 for bucket in sizes)
     assert any(len(bucket) > 1 for bucket in sizes)
     assert all(tensor.is_contiguous() for tensor in exported.values())
-
-
-def test_model_folder_that_is_none_is_named(make_policy, tmp_path):
-    (tmp_path / "empty").mkdir()
-    for path in (str(tmp_path / "empty"), str(tmp_path / "absent")):
-        with pytest.raises(ConfigurationError, match=rf"trainer\.policy\.model\.path={path} cannot be loaded"):
-            make_policy(path=path)
 
 
 def test_pieces_of_any_cut_are_read_back(tmp_path):

@@ -110,6 +110,30 @@ def test_padding_microbatch_size_and_row_order_change_nothing(
             torch.testing.assert_close(other_weights[name], weight, atol=1e-5, rtol=0, msg=name)
 
 
+@pytest.mark.parametrize("loss", ["kl_cov", "clip_cov"])
+def test_tokens_chosen_over_the_minibatch_do_not_depend_on_microbatches(
+    make_policy, make_batch, trajectories, weights_of, loss
+):
+    """The worker asks for the choice once a minibatch; kl_cov chooses a quarter of the tokens, rounded down."""
+    algorithm = {
+        "policy_loss_type": loss,
+        "kl_cov": {"kl_cov_frac": 0.25},
+        "clip_cov": {"clip_ratio": 0.25, "clip_cov_lb": -9.0, "clip_cov_ub": 9.0},
+    }
+    batch = make_batch(trajectories(seed=12))
+    tokens = [int((batch.loss_mask[rows] != 0).sum()) for rows in (slice(0, 4), slice(4, 8))]
+    expected = sum(count // 4 for count in tokens) / sum(tokens)
+    results = []
+    for size in (1, 3, 8):
+        worker = make_policy(algorithm=algorithm, micro_train_batch_size_per_gpu=size)
+        metrics = worker.update(batch, 1, "digest").metrics
+        results.append(weights_of(worker))
+        assert metrics["policy/kl_cov_ratio" if loss == "kl_cov" else "policy/clip_ratio"] == pytest.approx(expected)
+    for other in results[1:]:
+        for name, weight in results[0].items():
+            torch.testing.assert_close(other[name], weight, atol=1e-5, rtol=0, msg=name)
+
+
 def test_metrics_are_means_over_all_trained_tokens(make_policy, make_batch, trajectories):
     rows = trajectories(seed=2)
     batch = make_batch(rows)
@@ -283,3 +307,10 @@ def test_reference_scores_like_the_start_model_and_untrained_rows_as_zero(make_p
     assert ((by_row[0] != 0) == [False, False, True, False, True]).all()
     policy = dict(zip(*make_policy().logprobs(batch), strict=True))
     np.testing.assert_array_equal(policy[0], by_row[0])
+
+
+def test_a_batch_with_nothing_to_train_on_has_logprobs_of_zero(make_policy, make_batch):
+    batch = make_batch([([8], [13, 14], [0, 0], 1.0, 0)])
+    rows, values = make_policy().logprobs(batch)
+    assert rows.tolist() == [0]
+    assert values.tolist() == [[0.0, 0.0, 0.0]]
