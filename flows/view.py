@@ -16,12 +16,11 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from skyrl_core.tracking.plots import ACCURACY, GREEDY, REWARD, STAGES
+from skyrl_core.tracking.names import ACCURACY, GREEDY, REWARD, STAGES, TOKENS_PER_SECOND
 from skyrl_core.tracking.summary import duration
 
 Mode = Literal["auto", "live", "plain", "off"]
 
-_SPEED = "generate/tokens_per_second"
 _RECENT = 10
 
 
@@ -171,8 +170,8 @@ class RunView:
             parts.append(f"reward {self._latest[REWARD]:.3f}")
         if ACCURACY in self._latest:
             parts.append(f"accuracy {self._latest[ACCURACY]:.3f} (step {self._evaluated_at})")
-        if _SPEED in self._latest:
-            parts.append(f"{self._latest[_SPEED]:,.0f} tokens/s")
+        if TOKENS_PER_SECOND in self._latest:
+            parts.append(f"{self._latest[TOKENS_PER_SECOND]:,.0f} tokens/s")
         if self._retries:
             parts.append(f"{self._retries} {'retry' if self._retries == 1 else 'retries'}")
         if self._recorded:
@@ -195,7 +194,7 @@ class RunView:
             parts.append(f"epoch {self._epoch}")
         parts.append(f"reward {_number(self._latest.get(REWARD), '.3f', 6)}")
         parts.append(f"accuracy {_number(self._latest.get(ACCURACY), '.3f', 5)}")
-        parts.append(f"{_number(self._latest.get(_SPEED), ',.0f', 7)} tokens/s")
+        parts.append(f"{_number(self._latest.get(TOKENS_PER_SECOND), ',.0f', 7)} tokens/s")
         parts.append(f"{duration(taken) if taken is not None else 'recorded':>12}")
         left = self.seconds_left()
         parts.append(f"left {duration(left) if left is not None else '-'}")

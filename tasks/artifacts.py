@@ -13,7 +13,8 @@ from prefect.utilities.context import get_task_and_flow_run_ids
 
 from skyrl_core.tracking.failure_text import headline, traceback_text
 from skyrl_core.tracking.metrics_file import MetricsLine
-from skyrl_core.tracking.plots import ACCURACY, GREEDY, REWARD, render_png, seconds_by_stage
+from skyrl_core.tracking.names import ACCURACY, GREEDY, REWARD, STEP_SECONDS, TOKENS_PER_SECOND
+from skyrl_core.tracking.plots import render_png, seconds_by_stage
 from skyrl_core.tracking.summary import duration
 
 logger = logging.getLogger(__name__)
@@ -24,8 +25,8 @@ _COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("accuracy", ACCURACY, ".3f"),
     ("greedy", GREEDY, ".3f"),
     ("KL", "policy/kl", ".4f"),
-    ("tokens/s", "generate/tokens_per_second", ",.0f"),
-    ("seconds", "timing/step", ".1f"),
+    ("tokens/s", TOKENS_PER_SECOND, ",.0f"),
+    ("seconds", STEP_SECONDS, ".1f"),
 )
 
 

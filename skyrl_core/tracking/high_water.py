@@ -33,6 +33,11 @@ class HighWaterMark:
         )
         self._step = step
 
+    def reset(self) -> None:
+        """Forget the mark: what it spoke of is gone."""
+        self._path.unlink(missing_ok=True)
+        self._step = NOTHING_LOGGED
+
     def _read(self) -> int:
         try:
             content = json.loads(self._path.read_text(encoding="utf-8"))

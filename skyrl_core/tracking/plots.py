@@ -12,11 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from skyrl_core.data.storage import atomic_write_bytes
 from skyrl_core.tracking.metrics_file import MetricsLine
-
-REWARD = "reward/avg_raw_reward"
-ACCURACY = "eval/all/avg_score"
-GREEDY = "eval/all/greedy_score"
-STAGES = ("generate", "score", "update", "sync", "checkpoint", "evaluate")
+from skyrl_core.tracking.names import ACCURACY, GREEDY, REWARD, STAGES
 
 _BLUE, _ORANGE, _GREEN = "#2563eb", "#d97706", "#059669"
 

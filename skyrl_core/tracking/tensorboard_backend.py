@@ -22,6 +22,8 @@ class TensorBoardBackend:
         folder = run_dir / "tensorboard"
         self._mark = HighWaterMark(state_dir / "tensorboard.json", "tensorboard")
         reopened = any(folder.glob("events.out.tfevents.*"))
+        if not reopened:
+            self._mark.reset()
         self._writer = SummaryWriter(str(folder), purge_step=self._mark.step + 1 if reopened else None)
 
     @property

@@ -1,5 +1,6 @@
 """TensorBoard event files, read back with TensorBoard's own reader."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,18 @@ def test_a_step_written_in_part_before_a_kill_is_written_whole_once(tmp_path: Pa
         second.log({"kl": step / 2, "loss": step / 4}, step)
     second.finish(True)
     assert points(tmp_path, "kl") == [(1, 0.5), (2, 1.0)]
+    assert points(tmp_path, "loss") == [(1, 0.25), (2, 0.5)]
+
+
+def test_event_files_that_were_deleted_are_written_anew(tmp_path: Path) -> None:
+    first = tracker(tmp_path)
+    first.log({"loss": 0.25}, 1)
+    first.finish(True)
+    shutil.rmtree(tmp_path / "tensorboard")
+    second = tracker(tmp_path)
+    for step in (1, 2):
+        second.log({"loss": step / 4}, step)
+    second.finish(True)
     assert points(tmp_path, "loss") == [(1, 0.25), (2, 0.5)]
 
 

@@ -97,7 +97,6 @@ def test_without_a_login_the_run_is_refused_and_told_what_to_do(tmp_path: Path) 
     assert last.startswith("skyrl_core.errors.ConfigurationError: trainer.logger=wandb")
     for remedy in ("wandb login", "WANDB_API_KEY", "WANDB_MODE=offline", "trainer.logger=tensorboard"):
         assert remedy in last
-    assert start(tmp_path, "-c", code, mode="offline").returncode == 0
 
 
 def test_run_ids_are_stable_distinct_and_safe() -> None:
