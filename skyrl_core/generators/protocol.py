@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from skyrl_core.config.sampling import SamplingParams
-from skyrl_core.data.carriers import FloatArray, IntArray, StopReason
+from skyrl_core.data.carriers import FloatArray, IntArray, Prompt, Rollout, StopReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +37,7 @@ class InferenceClient(Protocol):
     Every method raises EngineUnavailableError when an engine died and GenerationTimeoutError past its time limit.
     """
 
-    async def generate(
-        self, requests: Sequence[GenerationRequest], sampling: SamplingParams
-    ) -> list[GenerationOutput]:
+    async def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> list[GenerationOutput]:
         """Completions in the order of the requests. Same requests, weights and engine count: same outputs."""
         ...
 
@@ -70,4 +68,21 @@ class InferenceClient(Protocol):
 
     async def health(self) -> list[str | None]:
         """Per engine: None when it answers, else what is wrong."""
+        ...
+
+
+class Generator(Protocol):
+    """Turns prompts into rollouts."""
+
+    async def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        step: int,
+        n_samples: int,
+        sampling: SamplingParams,
+        run_seed: int,
+        purpose: Literal["rollout", "eval"],
+    ) -> list[Rollout]:
+        """`n_samples` rollouts of every prompt, side by side, in the order of the prompts."""
         ...
