@@ -95,7 +95,7 @@ class FixedKLController:
 
 @dataclass(slots=True)
 class AdaptiveKLController:
-    """value ← value · (1 + clip(current_kl / target - 1, -0.2, 0.2) · samples / horizon) (arXiv:1909.08593, eq. 4)."""
+    """value ← value · (1 + clip(current_kl / target - 1, -0.2, 0.2) · samples / horizon) (arXiv:1909.08593)."""
 
     value: float
     target: float

@@ -20,7 +20,7 @@ def token_weights(
     once and cut them with the rows: a sum over any cut is then exact. Masked tokens weigh 0. Rows, prompts and chunks
     without a trained token are not counted (SkyRL counts such rows), so adding padding rows changes nothing.
 
-    - token_mean: 1 / N, N trained tokens of the minibatch (DAPO, arXiv:2503.14476 eq. 8).
+    - token_mean: 1 / N, N trained tokens of the minibatch (DAPO, arXiv:2503.14476).
     - sequence_mean: 1 / (S · n_i), S rows with trained tokens, n_i trained tokens of row i (GRPO, arXiv:2402.03300).
     - seq_mean_token_sum_norm: 1 / (S · max_seq_len) (Dr. GRPO, arXiv:2503.20783).
     - prompt_mean: 1 / (P · n_p), P prompts with trained tokens, n_p trained tokens of all samples of prompt p.

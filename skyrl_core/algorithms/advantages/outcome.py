@@ -125,7 +125,7 @@ def dr_grpo(outcomes: Outcomes, config: AlgorithmConfig) -> Tensor:
 
 @outcome_estimator("rloo", ESTIMATORS["rloo"])
 def rloo(outcomes: Outcomes, config: AlgorithmConfig) -> Tensor:
-    """Leave-one-out baseline (arXiv:2402.14740, eq. 7): R_i - mean of the other samples' = n/(n-1) · (R_i - mean)."""
+    """Leave-one-out baseline (arXiv:2402.14740): R_i - mean of the other samples' = n/(n-1) · (R_i - mean)."""
     size = outcomes.groups.size()
     return (outcomes.scores - outcomes.groups.mean(outcomes.scores)) * size / (size - 1.0).clamp(min=1.0)
 
@@ -194,7 +194,7 @@ def reinforce_plus_plus_baseline(outcomes: Outcomes, config: AlgorithmConfig) ->
 
 @outcome_estimator("remax", ESTIMATORS["remax"])
 def remax(outcomes: Outcomes, config: AlgorithmConfig) -> Tensor:
-    """Greedy baseline (ReMax, arXiv:2310.10505, eq. 4): R_i - R(greedy completion of the same prompt).
+    """Greedy baseline (ReMax, arXiv:2310.10505): R_i - R(greedy completion of the same prompt).
 
     Mark rows whose greedy completion could not be scored as not valid. Raises RewardError without greedy rewards.
     """
