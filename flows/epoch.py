@@ -51,10 +51,16 @@ active_loop: ContextVar[Loop] = ContextVar("active_loop")
 """Subflows take plain parameters, readable in the UI, and find what they work on here."""
 
 
+def current_loop() -> Loop:
+    """The loop of this flow process. Subflows call this rather than read the variable: Prefect ships them to Ray workers
+    by value, with the globals they name, and a context variable cannot travel."""
+    return active_loop.get()
+
+
 @flow(name="epoch", flow_run_name="{run_name} epoch {epoch}", task_runner=RayTaskRunner())
 def train_epoch(run_name: str, epoch: int, first_step: int, last_step: int) -> None:
     """Steps `first_step` to `last_step` of the run, all of one epoch (counted from 1)."""
-    loop = active_loop.get()
+    loop = current_loop()
     loop.view.epoch(epoch)
     for step in range(first_step, last_step + 1):
         train_step(loop, step, epoch)
@@ -63,7 +69,7 @@ def train_epoch(run_name: str, epoch: int, first_step: int, last_step: int) -> N
 @flow(name="evaluation", flow_run_name="{run_name} evaluation before training", task_runner=RayTaskRunner())
 def evaluate_start(run_name: str) -> None:
     """Score the start model, so that there is something to compare with."""
-    loop = active_loop.get()
+    loop = current_loop()
     step = loop.run.base_step
     records = {"evaluate": evaluate(loop, step)}
     loop.report(loop.run.close_step(step, 0, records, 0.0))

@@ -68,10 +68,16 @@ class EvaluationReconciler:
 _work: ContextVar[Callable[[], StageRecord]] = ContextVar("evaluation_work")
 
 
+def do_work() -> None:
+    """Run what the evaluation flow set up. Not inside the subflow: it travels to Ray workers with the globals it names,
+    and a context variable cannot."""
+    _work.get()()
+
+
 @flow(name="evaluation", flow_run_name="{run_name} step {step}", task_runner=RayTaskRunner())
 def run_evaluation(run_name: str, step: int) -> None:
     """The evaluate stage on a Ray worker."""
-    _work.get()()
+    do_work()
 
 
 @flow(name="evaluate")

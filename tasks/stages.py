@@ -20,7 +20,6 @@ from skyrl_core.evaluation.evaluate import write_dump
 from skyrl_core.generators.metrics import rollout_metrics
 from skyrl_core.weight_sync.sync import sync_weights
 
-from skyrl_core.checkpoint.code_version import code_version
 from skyrl_core.checkpoint.publish import CheckpointWriter
 from skyrl_core.checkpoint.retention import apply_retention
 from skyrl_core.data.carriers import RolloutBatch
@@ -146,9 +145,7 @@ def _checkpoint(
     with CheckpointWriter(store.uri, step, fence=store.fence) as writer:
         context.require_trainer().save(writer.directory, step)
         faults.point("checkpoint.written", step=step)
-        saved = writer.commit(
-            policy_version=inputs.policy_version, code_version=code_version(), run_name=context.run_name, **facts
-        )
+        saved = writer.commit(policy_version=inputs.policy_version, run_name=context.run_name, **facts)
     deleted = apply_retention(store.uri, context.config.trainer.max_ckpts_to_keep, fence=store.fence)
     return {}, {"uri": saved.uri, "deleted": deleted}
 
