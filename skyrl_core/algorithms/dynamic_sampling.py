@@ -18,12 +18,11 @@ from skyrl_core.errors import RolloutError
 class FilterState:
     """What filtering has collected for one step: keep it with the step, a retry goes on from it.
 
-    kept: rollouts of useful prompts, prompt after prompt. batches, sampled, dropped: batches taken in, prompts in them,
-    prompts without a difference among them.
+    kept: the samples of each useful prompt; a prompt that was sampled twice stands there twice. batches, sampled,
+    dropped: batches taken in, prompts in them, prompts without a difference among them.
     """
 
-    kept: tuple[Rollout, ...] = ()
-    kept_prompts: int = 0
+    kept: tuple[tuple[Rollout, ...], ...] = ()
     batches: int = 0
     sampled: int = 0
     dropped: int = 0
@@ -34,7 +33,7 @@ class FilterState:
             "dynamic_sampling/batches": float(self.batches),
             "dynamic_sampling/sampled_prompts": float(self.sampled),
             "dynamic_sampling/dropped_prompts": float(self.dropped),
-            "dynamic_sampling/kept_prompts": float(self.kept_prompts),
+            "dynamic_sampling/kept_prompts": float(len(self.kept)),
         }
 
 
@@ -55,10 +54,9 @@ def by_prompt(rollouts: Iterable[Rollout]) -> Mapping[str, list[Rollout]]:
 def add_batch(state: FilterState, rollouts: Sequence[Rollout], tolerance: float) -> FilterState:
     """The state after one more sampled batch: its useful prompts are kept, the others counted and dropped."""
     groups = by_prompt(rollouts)
-    good = [samples for samples in groups.values() if useful(samples, tolerance)]
+    good = tuple(tuple(samples) for samples in groups.values() if useful(samples, tolerance))
     return FilterState(
-        kept=state.kept + tuple(sample for samples in good for sample in samples),
-        kept_prompts=state.kept_prompts + len(good),
+        kept=state.kept + good,
         batches=state.batches + 1,
         sampled=state.sampled + len(groups),
         dropped=state.dropped + len(groups) - len(good),
@@ -71,12 +69,11 @@ def take_full(state: FilterState, prompts: int, max_batches: int) -> list[Rollou
     Useful prompts beyond that are left out of the step, as in DAPO. Raises RolloutError with the counts when
     `max_batches` batches (-1: no bound) did not fill it; the state stays good for another attempt with a higher bound.
     """
-    if state.kept_prompts >= prompts:
-        groups = list(by_prompt(state.kept).values())[:prompts]
-        return [sample for samples in groups for sample in samples]
+    if len(state.kept) >= prompts:
+        return [sample for samples in state.kept[:prompts] for sample in samples]
     if 0 <= max_batches <= state.batches:
         raise RolloutError(
-            f"dynamic sampling found {state.kept_prompts} of {prompts} prompts whose samples differ in reward after "
+            f"dynamic sampling found {len(state.kept)} of {prompts} prompts whose samples differ in reward after "
             f"{state.batches} batches ({state.sampled} prompts sampled, {state.dropped} dropped). The data is too easy "
             "or too hard for the model; else raise trainer.algorithm.dynamic_sampling.max_sample_batches"
         )
@@ -85,8 +82,8 @@ def take_full(state: FilterState, prompts: int, max_batches: int) -> list[Rollou
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replacement:
-    """rollouts: the batch with prompts replaced. group_ids: one number per rollout; a copy is a group of its own, or its
-    samples would count twice in the original's statistics. replaced: how many prompts are copies."""
+    """rollouts: the batch with prompts replaced. group_ids: one number per rollout; a copy is a group of its own, or
+    its samples would count twice in the original's statistics. replaced: how many prompts are copies."""
 
     rollouts: tuple[Rollout, ...]
     group_ids: tuple[int, ...]

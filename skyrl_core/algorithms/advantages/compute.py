@@ -49,6 +49,6 @@ def zero_variance_share(inputs: AdvantageInputs, tolerance: float = 0.0) -> floa
     """Share of the prompts with two or more valid samples whose rewards are all equal; 0 when there is none."""
     groups = Groups.of(inputs.group_ids, inputs.valid)
     compared = groups.valid & (groups.size() > 1)
-    weight = compared / groups.size().clamp(min=1.0)
-    same = weight[~groups.varied(inputs.scores(), tolerance)].sum()
-    return float(same / weight.sum()) if bool(compared.any()) else 0.0
+    same = compared & ~groups.varied(inputs.scores(), tolerance)
+    prompts = len(groups.index[compared].unique())
+    return len(groups.index[same].unique()) / prompts if prompts else 0.0
