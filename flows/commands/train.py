@@ -50,5 +50,19 @@ def prefect_api(config: SkyRLConfig, *, training: bool = True) -> Iterator[str]:
         server.wait_ready(config.flow.prefect_start_timeout_seconds)
         yield server.ui_url
     finally:
+        flush_reports()
         if server.release():
             print("Prefect: the local server is stopped; `skyrl-flows ui` shows its runs again")
+
+
+def flush_reports() -> None:
+    """Send what Prefect still holds back, log records and events: once the server is gone it would wait for it at exit."""
+    import sys
+
+    if "prefect" not in sys.modules:
+        return
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    for worker in (APILogWorker, EventsWorker):
+        worker.drain_all(timeout=10.0)
