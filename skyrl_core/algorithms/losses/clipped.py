@@ -87,8 +87,8 @@ def sapo(inputs: PolicyLossInputs, config: AlgorithmConfig) -> PolicyLossOutput:
     """
     inputs = inputs.masked()
     ratio = bounded_exp(inputs.logprobs - inputs.old_logprobs)
-    positive = inputs.advantages > 0
-    tau = torch.where(positive, config.sapo.tau_pos, config.sapo.tau_neg).to(ratio.dtype)
+    # Made from the ratio, not from two numbers: those would meet in single precision.
+    tau = torch.where(inputs.advantages > 0, ratio.new_tensor(config.sapo.tau_pos), config.sapo.tau_neg)
     gate = torch.sigmoid(tau * (ratio - 1.0))
     loss = -(4.0 / tau) * gate * inputs.advantages
     return finish(inputs, config, loss, clip_ratio=1.0 - 4.0 * gate * (1.0 - gate), importance_ratio=ratio)
