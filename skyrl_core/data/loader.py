@@ -78,7 +78,7 @@ class PromptLoader:
         return self._steps_for(len(self.dataset))
 
     def total_steps(self, epochs: int, max_steps: int | None = None) -> int:
-        """The number of the last step of a run of `epochs` epochs, at most `max_steps`, going on from where it stands."""
+        """The last step of a run of `epochs` epochs, at most `max_steps`, going on from where it stands."""
         anchor = self._anchor
         left = (epochs - anchor.epoch) * self.steps_per_epoch
         if left > 0:

@@ -1,45 +1,48 @@
-"""Addition with a short worked solution: `27+35=` is answered `12,06;62` — units, tens with the carry, then the sum."""
+"""Additions with a short worked solution: the environment of the quick start."""
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
-from skyrl_core.errors import DatasetError
+# Sum of the units, sum of the tens with the carry, then the answer: 38+45 is worked as "13,08;83".
+_WORKED_SOLUTION = re.compile(r"\d\d,\d\d;\d{1,3}")
 
-_FORM = re.compile(r"\d+,\d+;\d+")
 
+class ArithmeticEnv(BaseTextEnv):
+    """One turn: the reward is 1.0 when what follows the last `;` of the text is the sum, else 0.0.
 
-class ArithmeticEnv(BaseTextEnv):  # type: ignore[misc]
-    """Reward 1 when what follows the last `;` is the sum in `reward_spec.ground_truth`, else 0. One turn.
-
-    Metric: `format`, 1 when the answer has the form of a worked solution.
+    `extras["reward_spec"]["ground_truth"]` holds the sum in decimal digits. The metric `format` says whether the text
+    was a worked solution of the expected form, right or wrong.
     """
 
-    def __init__(self, env_config: Any = None, extras: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, env_config: Any = None, extras: dict[str, Any] | None = None) -> None:
         super().__init__()
-        spec = (extras or {}).get("reward_spec") or {}
-        if "ground_truth" not in spec:
-            raise DatasetError("the arithmetic environment needs a column reward_spec with ground_truth, the sum")
-        self._answer = str(spec["ground_truth"])
-        self._metrics: dict[str, float] = {}
+        reward_spec = (extras or {}).get("reward_spec")
+        truth = reward_spec.get("ground_truth") if isinstance(reward_spec, dict) else None
+        if not isinstance(truth, str) or not _is_number(truth):
+            raise ValueError(f"reward_spec.ground_truth must be a text of decimal digits, got {truth!r}")
+        self._sum = _plain(truth)
+        self._well_formed = False
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
-        """Score the one answer."""
+        """Scores the answer; the episode is over."""
+        self.turns += 1
         text = action.strip()
-        self._metrics = {"format": float(_FORM.fullmatch(text) is not None)}
+        self._well_formed = _WORKED_SOLUTION.fullmatch(text) is not None
         _, separator, answer = text.rpartition(";")
-        reward = float(bool(separator) and answer == self._answer)
-        return BaseTextEnvStepOutput(observations=[], reward=reward, done=True, metadata={})
+        right = bool(separator) and _is_number(answer) and _plain(answer) == self._sum
+        return BaseTextEnvStepOutput(observations=[], reward=float(right), done=True, metadata={})
 
     def get_metrics(self) -> dict[str, Any]:
-        """What the last step found."""
-        return dict(self._metrics)
+        """`format`: 1.0 when the text had the form of a worked solution."""
+        return {"format": float(self._well_formed)}
 
 
-def worked_solution(left: int, right: int) -> str:
-    """The answer that the warm-up teaches for `left + right`, both below 100."""
-    units = left % 10 + right % 10
-    tens = left // 10 + right // 10 + units // 10
-    return f"{units:02d},{tens:02d};{left + right}"
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
+
+
+def _plain(digits: str) -> str:
+    # As text, because Python refuses to convert thousands of digits, which a model may well write.
+    return digits.lstrip("0") or "0"

@@ -1,93 +1,95 @@
-"""Which class answers for an `env_class`: ours by name, skyrl-gym's by theirs, a user's own as `module:Class`."""
+"""Environments by name: skyrl-gym's registry with ours in it, and classes named as `module:Class`."""
 
+import copy
 import difflib
 import importlib
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+import threading
+from collections.abc import Mapping
+from typing import Any, cast
 
-from skyrl_core.data.carriers import Message
+from skyrl_core.environments.protocol import Environment, EnvironmentClass
 from skyrl_core.errors import ConfigurationError
 
-_OURS = {"arithmetic": "skyrl_core.environments.arithmetic:ArithmeticEnv"}
-
-
-class Environment(Protocol):
-    """One episode: skyrl-gym's text environment protocol."""
-
-    def init(self, prompt: list[Message]) -> tuple[list[Message], dict[str, Any]]:
-        """The messages to start with, and metadata."""
-        ...
-
-    def step(self, action: str) -> Mapping[str, Any]:
-        """Answer the policy's text: keys `observations`, `reward`, `done`, `metadata`, `postprocessed_action`."""
-        ...
-
-    def close(self) -> None: ...
-
-    def get_metrics(self) -> dict[str, Any]: ...
-
-
-def register_environment(env_class: str, entry_point: str) -> None:
-    """Make `env_class` mean `module:Class` in this process.
-
-    Ray workers are other processes: a configuration that names `module:Class` itself works in all of them.
-    """
-    _OURS[env_class] = entry_point
-
-
-def environment_names() -> list[str]:
-    """Every name that `env_class` may have, besides `module:Class`."""
-    return sorted({*_OURS, *_skyrl_gym_specs()})
+OURS: Mapping[str, str] = {"arithmetic": "skyrl_core.environments.arithmetic:ArithmeticEnv"}
+_registering = threading.Lock()
 
 
 def make_environment(env_class: str, extras: Mapping[str, Any], env_config: Any = None) -> Environment:
-    """An environment for one trajectory. `extras` are the dataset row's other columns.
+    """A new episode of `env_class`.
 
-    Raises ConfigurationError for a name that nothing answers to; whatever the class itself raises on bad extras.
+    `extras` are the row's other columns (`Prompt.env_extras`); the environment gets a copy of its own, so samples of a
+    prompt cannot see each other's changes. `env_config` is the section of `environment.skyrl_gym` by that name, if any.
+    Raises ConfigurationError for an unknown name; what the constructor itself raises concerns this row alone.
     """
-    environment: Environment = environment_class(env_class)(env_config=env_config, extras=dict(extras))
-    return environment
+    return environment_class(env_class)(env_config=env_config, extras=copy.deepcopy(dict(extras)))
 
 
-def environment_class(env_class: str) -> Any:
-    """The class behind a name. Raises ConfigurationError naming the nearest ones when there is none."""
-    entry_point = _OURS.get(env_class) or (env_class if ":" in env_class else None)
-    if entry_point is None:
-        spec = _skyrl_gym_specs().get(env_class)
-        if spec is None:
-            near = difflib.get_close_matches(env_class, environment_names(), n=3)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(environment_names())}"
+def environment_class(env_class: str) -> EnvironmentClass:
+    """The class behind a registered name or behind `module:Class`.
+
+    Raises ConfigurationError for a name that is not registered (with the nearest that are) and for a class that cannot
+    be imported (with the reason).
+    """
+    if ":" in env_class:
+        return _load(env_class, env_class)
+    known = _registry()
+    if env_class not in known:
+        near = difflib.get_close_matches(env_class, known, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(sorted(known))}"
+        raise ConfigurationError(
+            f"unknown environment {env_class!r}: {hint}; an environment of your own is named as module:Class"
+        )
+    entry_point = known[env_class].entry_point
+    return _load(env_class, entry_point) if isinstance(entry_point, str) else cast(EnvironmentClass, entry_point)
+
+
+def register_environment(env_class: str, entry_point: str) -> None:
+    """Give the class at `module:Class` a name, as `skyrl_gym.register` does. The same pair again changes nothing.
+
+    The name is known in this process only: rows that other processes roll out may name `module:Class` itself.
+    Raises ConfigurationError when the name is taken by another class.
+    """
+    known = _registry()
+    if env_class in known:
+        if known[env_class].entry_point != entry_point:
             raise ConfigurationError(
-                f"environment.env_class={env_class!r} is unknown: {hint} Or name your own module:Class"
+                f"environment {env_class!r} is registered as {known[env_class].entry_point}, not {entry_point}"
             )
-        if callable(spec.entry_point):
-            return spec.entry_point
-        entry_point = spec.entry_point
-    module_name, _, class_name = entry_point.partition(":")
+        return
+    from skyrl_gym.envs.registration import register
+
+    register(id=env_class, entry_point=entry_point)
+
+
+def environment_names() -> list[str]:
+    """The registered names, sorted."""
+    return sorted(_registry())
+
+
+def _registry() -> dict[str, Any]:
+    _register_ours()
+    from skyrl_gym.envs.registration import registry
+
+    return cast(dict[str, Any], registry)
+
+
+def _register_ours() -> None:
+    from skyrl_gym.envs.registration import register, registry
+
+    with _registering:  # episodes run in threads, and skyrl-gym refuses a name that is taken
+        for env_class, entry_point in OURS.items():
+            if env_class not in registry:
+                register(id=env_class, entry_point=entry_point)
+
+
+def _load(env_class: str, entry_point: str) -> EnvironmentClass:
+    module_name, _, attribute = entry_point.partition(":")
     try:
-        return getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"environment.env_class={env_class!r} cannot be loaded: {error}") from error
-
-
-def aggregate_env_metrics(metrics: Sequence[tuple[str, Mapping[str, float]]]) -> dict[str, float]:
-    """Mean of every numeric metric over the trajectories that report it, as `environment/{name}`.
-
-    Averaged by count over all trajectories, never summed over batches. `metrics` holds (env_class, metrics) pairs.
-    """
-    sums: dict[str, tuple[float, int]] = {}
-    for _, values in metrics:
-        for name, value in values.items():
-            total, count = sums.get(name, (0.0, 0))
-            sums[name] = (total + float(value), count + 1)
-    return {f"environment/{name}": total / count for name, (total, count) in sorted(sums.items())}
-
-
-def numeric_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The entries that are numbers or booleans, as floats."""
-    return {name: float(value) for name, value in metrics.items() if isinstance(value, (bool, int, float))}
-
-
-def _skyrl_gym_specs() -> dict[str, Any]:
-    importlib.import_module("skyrl_gym.envs")
-    return dict(importlib.import_module("skyrl_gym.envs.registration").registry)
+        found = getattr(importlib.import_module(module_name), attribute)
+    except ImportError as error:
+        raise ConfigurationError(f"environment {env_class!r} cannot be imported: {error}") from error
+    except AttributeError:
+        raise ConfigurationError(f"environment {env_class!r}: {module_name} has no {attribute!r}") from None
+    if not callable(found):
+        raise ConfigurationError(f"environment {env_class!r}: {entry_point} is no class")
+    return cast(EnvironmentClass, found)
