@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from skyrl_core.data.carriers import Rollout
-from skyrl_core.environments.registry import aggregate_env_metrics
+from skyrl_core.environments.metrics import aggregate_env_metrics
 
 
 def rollout_metrics(rollouts: Sequence[Rollout], n_samples: int) -> dict[str, float]:
@@ -31,7 +31,9 @@ def rollout_metrics(rollouts: Sequence[Rollout], n_samples: int) -> dict[str, fl
         "reward/avg_raw_reward": float(rewards.mean()),
         f"reward/avg_pass_at_{n_samples}": _pass_share(sound),
     }
-    return metrics | aggregate_env_metrics([(rollout.env_class, rollout.env_metrics) for rollout in sound])
+    return metrics | aggregate_env_metrics(
+        [rollout.env_class for rollout in sound], [rollout.env_metrics for rollout in sound]
+    )
 
 
 def _mean(values: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> float:

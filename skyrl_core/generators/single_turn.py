@@ -1,8 +1,7 @@
 """One prompt, one answer, one reward: rollouts over text environments without observations to go on from."""
 
 import asyncio
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +12,9 @@ from skyrl_core.config.sampling import SamplingParams
 from skyrl_core.data.carriers import IntArray, Prompt, Rollout
 from skyrl_core.data.seeds import derive_seed
 from skyrl_core.data.tokenizer import prompt_token_ids
-from skyrl_core.environments.registry import Environment, make_environment, numeric_metrics
+from skyrl_core.environments.protocol import Environment
+from skyrl_core.environments.registry import make_environment
+from skyrl_core.environments.rewards import check_reward
 from skyrl_core.errors import ConfigurationError, RewardError, RolloutError
 from skyrl_core.generators.protocol import GenerationOutput, GenerationRequest, InferenceClient
 from skyrl_core.generators.templates import chat_template
@@ -132,7 +133,9 @@ class SingleTurnGenerator:
         def judge() -> tuple[float, dict[str, float]]:
             try:
                 answer = environment.step(text)
-                return _reward(answer.get("reward"), episode.prompt.uid), numeric_metrics(environment.get_metrics())
+                if answer.get("reward") is None:
+                    raise ValueError("the environment gave no reward")
+                return check_reward(answer["reward"], episode.prompt.uid), _numbers(environment.get_metrics())
             finally:
                 environment.close()
 
@@ -189,8 +192,8 @@ class SingleTurnGenerator:
         if len(failed) > limit * len(rollouts):
             first = failed[0]
             raise RolloutError(
-                f"{len(failed)} of {len(rollouts)} trajectories failed, more than trainer.max_failed_fraction={limit:g} "
-                f"allows; the first, {first.uid} sample {first.sample_index}: {first.error}"
+                f"{len(failed)} of {len(rollouts)} trajectories failed, and trainer.max_failed_fraction={limit:g}; the "
+                f"first, {first.uid} sample {first.sample_index}: {first.error}"
             )
 
 
@@ -206,16 +209,9 @@ async def _run(work: Any, pool: Executor | None) -> Any:
     return await asyncio.get_running_loop().run_in_executor(pool, work)
 
 
-def _reward(reward: Any, uid: str) -> float:
-    """A finite number. No reward at all is the trajectory's failure; NaN or infinity is an error of the run."""
-    if reward is None:
-        raise ValueError("the environment gave no reward")
-    if isinstance(reward, (list, tuple)):
-        raise RewardError(f"prompt {uid}: a single-turn environment must give one reward, it gave {len(reward)}")
-    value = float(reward)
-    if not math.isfinite(value):
-        raise RewardError(f"prompt {uid}: its environment's reward is {value}")
-    return value
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The entries that are numbers or truth values, as floats."""
+    return {name: float(value) for name, value in metrics.items() if isinstance(value, (bool, int, float))}
 
 
 def _failed(episode: _Episode, output: GenerationOutput | None, message: str) -> Rollout:

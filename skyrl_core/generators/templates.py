@@ -8,7 +8,8 @@ from skyrl_core.errors import ConfigurationError
 # Plain roles in ChatML, without the thinking blocks and default system prompts that model templates inject.
 _TEMPLATES = {
     "chatml": (
-        "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+        "{% for message in messages %}"
+        "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
         "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
     ),
 }
