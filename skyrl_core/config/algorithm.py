@@ -8,7 +8,6 @@ from pydantic import AfterValidator, Field
 
 from skyrl_core.config.section import Count, NonNegative, Positive, Section, Share
 
-
 ADVANTAGE_ESTIMATORS = (
     "grpo",
     "dr_grpo",

@@ -6,7 +6,6 @@ from pydantic import Field, field_validator
 
 from skyrl_core.config.section import Count, NonNegative, Section
 
-
 _OPTIMIZER_DEFAULTS: dict[str, Any] = {
     "overlap_cpu_optimizer_d2h_h2d": False,
     "use_precision_aware_optimizer": False,

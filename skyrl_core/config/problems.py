@@ -11,11 +11,13 @@ class Problem:
     """One thing that is wrong. `text` names key, value and remedy; `where` is the word or line that caused it."""
 
     text: str
+    path: str = ""
     where: str = ""
     unavailable: bool = False
 
     def __str__(self) -> str:
-        return f"{self.text} ({self.where})" if self.where else self.text
+        said = self.where.removeprefix("word ") in self.text
+        return self.text if said else f"{self.text} ({self.where})"
 
 
 def raise_problems(problems: Sequence[Problem]) -> None:

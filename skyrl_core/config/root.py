@@ -147,7 +147,8 @@ class SkyRLConfig(Section):
         if algorithm.loss_reduction != "seq_mean_token_sum_norm" or algorithm.max_seq_len is not None:
             return None
         return (
-            "trainer.algorithm.loss_reduction=seq_mean_token_sum_norm divides by trainer.algorithm.max_seq_len: set it"
+            "trainer.algorithm.loss_reduction=seq_mean_token_sum_norm divides by trainer.algorithm.max_seq_len: "
+            "set it to the longest sequence expected"
         )
 
     def _off_policy_correction_has_logprobs(self) -> str | None:
@@ -208,8 +209,8 @@ class SkyRLConfig(Section):
         return (
             f"the reference model shares the policy's devices, but has {placement.ref_num_nodes} x "
             f"{placement.ref_num_gpus_per_node} ranks to its {placement.policy_num_nodes} x "
-            f"{placement.policy_num_gpus_per_node}: set trainer.placement.ref_num_nodes and ref_num_gpus_per_node to the "
-            "policy's"
+            f"{placement.policy_num_gpus_per_node}: set trainer.placement.ref_num_nodes and "
+            "ref_num_gpus_per_node to the policy's"
         )
 
     def _colocated_critic_matches_the_policy(self) -> str | None:

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -27,11 +27,11 @@ _MOST_NODES = 20_000
 
 
 class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
 
 
 class _Dumper(yaml.SafeDumper):
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -49,11 +49,12 @@ for _class in (_Loader, _Dumper):
 
 
 class YamlTextError(ValueError):
-    """Text that is not the YAML we accept; `line` counts from 1."""
+    """Text that cannot be used; `line` counts from 1, `syntax` is False when it is YAML but not of the kind we take."""
 
-    def __init__(self, message: str, line: int) -> None:
+    def __init__(self, message: str, line: int, *, syntax: bool = False) -> None:
         super().__init__(message)
         self.line = line
+        self.syntax = syntax
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +144,8 @@ class _Reader:
             name, default = inner.groups()
             if _SECRET.search(name):
                 raise ValueError(
-                    f"{name} looks like a secret: the configuration is stored beside the run, so leave it in the environment"
+                    f"{name} looks like a secret: the configuration is stored beside the run, "
+                    "so leave it in the environment"
                 )
             value = self._environment.get(name, default)
             if value is None:
@@ -167,9 +169,9 @@ def read_yaml(text: str, where: str, environment: Mapping[str, str] | None = Non
         return _Reader(loader, where, os.environ if environment is None else environment).entry(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise YamlTextError(error.problem or "a syntax error", mark.line + 1 if mark else 1) from None
+        raise YamlTextError(error.problem or "a syntax error", mark.line + 1 if mark else 1, syntax=True) from None
     except yaml.YAMLError as error:
-        raise YamlTextError(str(error).splitlines()[0], 1) from None
+        raise YamlTextError(str(error).splitlines()[0], 1, syntax=True) from None
 
 
 def plain_scalar(text: str) -> Any:
@@ -182,3 +184,11 @@ def plain_scalar(text: str) -> Any:
 def write_yaml(value: Any) -> str:
     """Plain values as YAML that `read_yaml` gives back unchanged; keys keep their order."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+
+
+def write_inline(value: Any) -> str:
+    """A plain value on one line, as in a `key=value` word."""
+    text: str = yaml.dump(
+        value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=True, width=10**6
+    )
+    return text.removesuffix("\n").removesuffix("\n...")
