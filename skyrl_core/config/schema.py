@@ -48,7 +48,7 @@ def leaves() -> dict[str, Leaf]:
 def sections() -> dict[str, type[Section]]:
     """All sections by path; the root is ""."""
     found: dict[str, type[Section]] = {"": SkyRLConfig}
-    pending = [("", SkyRLConfig)]
+    pending: list[tuple[str, type[Section]]] = [("", SkyRLConfig)]
     while pending:
         prefix, model = pending.pop()
         for name, field in model.model_fields.items():

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -27,11 +27,11 @@ _MOST_NODES = 20_000
 
 
 class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
+    """A safe loader with resolvers of its own."""
 
 
 class _Dumper(yaml.SafeDumper):
-    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
+    """Quotes what _Loader would read as something else than text."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -41,6 +41,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 for _class in (_Loader, _Dumper):
+    _class.yaml_implicit_resolvers = {}
     _class.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOL, list("yYnNtTfFoO"))
     _class.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
     _class.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))
@@ -104,6 +105,7 @@ class _Reader:
         elif isinstance(node, yaml.SequenceNode):
             value = [self.entry(item) for item in node.value]
         else:
+            assert isinstance(node, yaml.ScalarNode)
             value = self._scalar(node, line)
         self._open.discard(id(node))
         return Entry(value=value, where=where)
