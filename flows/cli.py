@@ -74,7 +74,7 @@ def _add_configuration(parser: argparse.ArgumentParser) -> None:
         "overrides",
         nargs="*",
         metavar="key=value",
-        help="keys to set, such as trainer.epochs=2 (see config --help-keys)",
+        help="keys to set, as trainer.epochs=2; `config --help-keys` lists them",
     )
 
 
@@ -106,10 +106,9 @@ def _add_ui(parser: argparse.ArgumentParser) -> None:
 
 
 def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"{port} is not a port: give 1 to 65535, or 0 for any free one")
-    return port
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give 1 to 65535, or 0 for any free one")
+    return int(text)
 
 
 _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {

@@ -4,7 +4,7 @@ import argparse
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
-from itertools import groupby, zip_longest
+from itertools import zip_longest
 
 from skyrl_core.config import KeyInfo, dump_yaml, list_keys, load_config
 from skyrl_core.config.tree import nearest_keys
@@ -13,8 +13,9 @@ from skyrl_core.errors import ConfigurationError
 
 _TYPE_WIDTH = 26
 _DEFAULT_WIDTH = 22
-_LEAST_MEANING_WIDTH = 24
+_LEAST_MEANING_WIDTH = 28
 _GAP = "  "
+_INDENT = "      "
 
 
 def run(args: argparse.Namespace) -> int:
@@ -33,15 +34,20 @@ def key_table(prefix: str, width: int) -> Iterator[str]:
         close = nearest_keys(prefix)
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         raise ConfigurationError(f"no key begins with {prefix}{hint}")
-    for section, group in groupby(keys, key=lambda key: key.path.rpartition(".")[0]):
-        members = list(group)
+    by_section: dict[str, list[KeyInfo]] = {}
+    for key in keys:
+        by_section.setdefault(key.path.rpartition(".")[0], []).append(key)
+    for section, members in by_section.items():
+        yield f"{section}:"
         name_width = max(len(_name(key)) for key in members)
         meaning_width = width - name_width - _TYPE_WIDTH - _DEFAULT_WIDTH - 3 * len(_GAP)
-        widths = (name_width, _TYPE_WIDTH, _DEFAULT_WIDTH, max(meaning_width, _LEAST_MEANING_WIDTH))
-        yield f"{section}:"
         for key in members:
-            meaning = f"{key.description} (not in SkyRL)" if key.ours else key.description
-            yield from _row((_name(key), key.type, show(key.default), meaning), widths)
+            cells = (_name(key), key.type, show(key.default), _meaning(key))
+            if meaning_width >= _LEAST_MEANING_WIDTH:
+                yield from _row(cells, (name_width, _TYPE_WIDTH, _DEFAULT_WIDTH, meaning_width))
+            else:
+                yield f"{cells[0]}  ({cells[1]}; default {cells[2]})"
+                yield from textwrap.wrap(cells[3], width, initial_indent=_INDENT, subsequent_indent=_INDENT)
         yield ""
 
 
@@ -53,10 +59,13 @@ def _name(key: KeyInfo) -> str:
     return f"  {key.path.rpartition('.')[2]}"
 
 
+def _meaning(key: KeyInfo) -> str:
+    return f"{key.description} (not in SkyRL)" if key.ours else key.description
+
+
 def _row(cells: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
-    columns = [
-        [cells[0]],
-        *(textwrap.wrap(text, width) or [""] for text, width in zip(cells[1:], widths[1:], strict=True)),
-    ]
+    columns = [[cells[0]]]
+    for text, width in zip(cells[1:], widths[1:], strict=True):
+        columns.append(textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""])
     for line in zip_longest(*columns, fillvalue=""):
         yield _GAP.join(part.ljust(width) for part, width in zip(line, widths, strict=True)).rstrip()

@@ -167,9 +167,7 @@ def _word_tree(words: Sequence[str], problems: list[Problem]) -> Tree:
         key, equals, value = word.partition("=")
         if key.startswith(("+", "~")):
             bare = key.lstrip("+~")
-            text = (
-                f"{word}: leave out the '{key[0]}'; new keys below engine_init_kwargs and its like are set as any other"
-            )
+            text = f"{word}: leave out the '{key[0]}'; keys below engine_init_kwargs and its like are set as any other"
             problems.append(Problem(text=text, path=bare))
             continue
         if not equals or not _KEY.match(key):

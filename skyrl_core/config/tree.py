@@ -175,7 +175,8 @@ def _take(tree: Tree, path: str) -> Entry | None:
     parent, _, name = path.rpartition(".")
     while name:
         above = _find(tree, parent) if parent else Entry(value=tree, where="")
-        assert above is not None and isinstance(above.value, dict)
+        assert above is not None
+        assert isinstance(above.value, dict)
         del above.value[name]
         if above.value:
             break
