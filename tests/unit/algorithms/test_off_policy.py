@@ -143,3 +143,9 @@ def test_mismatch_is_measured_on_trained_tokens() -> None:
         }
     )
     assert mismatch_metrics(OLD, ROLLOUT, torch.zeros_like(MASK)) == {}
+
+
+def test_masks_without_weights_report_themselves_alone() -> None:
+    metrics = correction_metrics(OLD, ROLLOUT, MASK, OffPolicyCorrectionConfig(token_mask_is_threshold_low=0.6))
+    assert metrics["token_mask_masked_ratio"] == pytest.approx(0.2)
+    assert not [name for name in metrics if name.startswith("tis_")]

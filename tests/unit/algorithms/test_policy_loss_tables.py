@@ -317,3 +317,13 @@ def test_value_loss_without_clipping_is_half_the_squared_error() -> None:
     output = value_loss(values, torch.zeros(1, 1), torch.ones(1, 1), mask, None)
     assert output.token_loss.tolist() == [[2.0]]
     assert output.token_metrics["value_clip_ratio"].tolist() == [[0.0]]
+
+
+def test_wrong_shapes_and_types_are_named() -> None:
+    row, flags = torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"PolicyLossInputs\.logprobs must be \[B, T\], got \(2,\)"):
+        PolicyLossInputs(logprobs=row[0], old_logprobs=row, advantages=row, loss_mask=flags)
+    with pytest.raises(ValueError, match=r"advantages must have shape \(1, 2\), got \(1, 1\)"):
+        PolicyLossInputs(logprobs=row, old_logprobs=row, advantages=row[:, :1], loss_mask=flags)
+    with pytest.raises(ValueError, match=r"selection must be a bool tensor, got torch\.float32"):
+        PolicyLossInputs(logprobs=row, old_logprobs=row, advantages=row, loss_mask=flags, selection=row)
