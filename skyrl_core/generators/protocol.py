@@ -71,8 +71,11 @@ class InferenceClient(Protocol):
         ...
 
 
+Purpose = Literal["rollout", "eval"]
+
+
 class Generator(Protocol):
-    """Turns prompts into rollouts."""
+    """Turns prompts into trajectories. Implementations stand beside this file, one per kind of trajectory."""
 
     async def generate(
         self,
@@ -82,7 +85,12 @@ class Generator(Protocol):
         n_samples: int,
         sampling: SamplingParams,
         run_seed: int,
-        purpose: Literal["rollout", "eval"],
+        purpose: Purpose,
     ) -> list[Rollout]:
-        """`n_samples` rollouts of every prompt, side by side, in the order of the prompts."""
+        """`n_samples` trajectories per prompt: prompt after prompt, the samples of a prompt side by side.
+
+        Seeds derive from (run_seed, step, prompt uid, sample index) for "rollout" and from (run_seed, prompt uid,
+        sample index) for "eval". A failing environment fails its own trajectory (`Rollout.error`); RolloutError when
+        more than trainer.max_failed_fraction of them failed.
+        """
         ...

@@ -1,56 +1,86 @@
-"""One prompt, one answer, one reward: rollouts over text environments without observations to go on from."""
+"""Single-turn rollouts: one prompt, one response, one verdict of the environment."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+import json
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from skyrl_core.config import SkyRLConfig
 from skyrl_core.config.sampling import SamplingParams
 from skyrl_core.data.carriers import IntArray, Prompt, Rollout
 from skyrl_core.data.seeds import derive_seed
 from skyrl_core.data.tokenizer import prompt_token_ids
-from skyrl_core.environments.protocol import Environment
+from skyrl_core.environments.protocol import Conversation, Environment
 from skyrl_core.environments.registry import make_environment
 from skyrl_core.environments.rewards import check_reward
 from skyrl_core.errors import ConfigurationError, RewardError, RolloutError
-from skyrl_core.generators.protocol import GenerationOutput, GenerationRequest, InferenceClient
+from skyrl_core.generators.blocking import BlockingPool
+from skyrl_core.generators.postprocessing import Response, replace_action
+from skyrl_core.generators.protocol import GenerationOutput, GenerationRequest, InferenceClient, Purpose
 from skyrl_core.generators.templates import chat_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from skyrl_core.config import SkyRLConfig
+log = logging.getLogger(__name__)
 
-Purpose = Literal["rollout", "eval"]
+_ResultT = TypeVar("_ResultT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Episode:
-    """A trajectory before the policy answers; `failure` when its environment could not even start."""
+class _Verdict:
+    """What the environment said about a response."""
+
+    reward: float
+    metrics: Mapping[str, float]
+    postprocessed_action: str | None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Trajectory:
+    """One trajectory while it is made; `error` is set once its environment failed."""
 
     prompt: Prompt
     sample_index: int
-    prompt_ids: IntArray
-    environment: Environment | None
-    failure: str | None
+    messages: Conversation
+    environment: Environment | None = None
+    prompt_ids: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    output: GenerationOutput | None = None
+    verdict: _Verdict | None = None
+    error: str | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.prompt.uid}/{self.sample_index}"
 
 
 class SingleTurnGenerator:
-    """Rolls prompts out in one turn each. Every trajectory has an environment of its own.
+    """Generator over skyrl-gym environments that answer once.
 
-    A failing environment costs its trajectory, which carries the error and no reward; when more than
-    `trainer.max_failed_fraction` fail, the stage does. Blocking environments run in
-    `environment.skyrl_gym.max_env_workers` threads.
+    Environments run in threads (environment.skyrl_gym.max_env_workers of them) because they may block. An exception in
+    one, a missing reward, or a call longer than `environment_timeout_seconds` fails that trajectory only. What is wrong
+    for good stops the step: a ConfigurationError (unknown environment, missing file), a reward that is NaN, infinite
+    or no number (RewardError).
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", client: InferenceClient, config: "SkyRLConfig") -> None:
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        client: InferenceClient,
+        config: SkyRLConfig,
+        *,
+        environment_timeout_seconds: float = 300.0,
+    ) -> None:
         self._tokenizer = tokenizer
         self._client = client
         self._config = config
         self._template = chat_template(config.generator.chat_template)
+        self._timeout = environment_timeout_seconds
 
     async def generate(
         self,
@@ -62,172 +92,205 @@ class SingleTurnGenerator:
         run_seed: int,
         purpose: Purpose,
     ) -> list[Rollout]:
-        """`n_samples` rollouts of every prompt, side by side, in the order of the prompts.
-
-        Rollout seeds derive from (run seed, step, uid, sample), evaluation seeds leave the step out. Raises
-        RolloutError when too many trajectories failed, and whatever the inference client raises.
-        """
-        workers = self._config.environment.skyrl_gym.max_env_workers
-        pool = ThreadPoolExecutor(workers, thread_name_prefix="environment") if workers else None
-        try:
-            episodes = await self._begin(prompts, n_samples, pool)
-            running = [episode for episode in episodes if episode.failure is None]
-            requests = [
-                GenerationRequest(
-                    prompt_ids=episode.prompt_ids,
-                    seed=_seed(run_seed, purpose, step, episode.prompt.uid, episode.sample_index),
-                    session_id=f"{episode.prompt.uid}/{episode.sample_index}",
-                )
-                for episode in running
-            ]
-            outputs = iter(await self._client.generate(requests, sampling) if requests else [])
-            finishing = [
-                self._finish(episode, next(outputs) if episode.failure is None else None, pool) for episode in episodes
-            ]
-            rollouts = list(await asyncio.gather(*finishing))
-        finally:
-            if pool is not None:
-                pool.shutdown(wait=False, cancel_futures=True)
-        self._check_failures(rollouts)
+        """See Generator. Raises RolloutError naming the prompt when one is longer than generator.max_input_length."""
+        trajectories = [
+            _Trajectory(prompt=prompt, sample_index=index, messages=[dict(message) for message in prompt.messages])
+            for prompt in prompts
+            for index in range(n_samples)
+        ]
+        with BlockingPool(self._config.environment.skyrl_gym.max_env_workers, self._timeout) as pool:
+            try:
+                await _in_order(self._open(pool, trajectory) for trajectory in trajectories)
+                self._tokenize(trajectories)
+                started = [t for t in trajectories if t.error is None]
+                seeds = [_seed(run_seed, step, t, purpose) for t in started]
+                texts = await self._respond(started, seeds, sampling)
+                await _in_order(self._judge(pool, t, text) for t, text in zip(started, texts, strict=True))
+            finally:
+                await _in_order(self._close(pool, trajectory) for trajectory in trajectories)
+        rollouts = [self._rollout(trajectory) for trajectory in trajectories]
+        check_failures(rollouts, self._config.trainer.max_failed_fraction)
         return rollouts
 
-    async def _begin(self, prompts: Sequence[Prompt], n_samples: int, pool: Executor | None) -> list[_Episode]:
-        jobs = [self._begin_one(prompt, index, pool) for prompt in prompts for index in range(n_samples)]
-        return list(await asyncio.gather(*jobs))
+    async def _open(self, pool: BlockingPool, trajectory: _Trajectory) -> None:
+        """Make the environment and let it prepare the prompt."""
+        prompt = trajectory.prompt
+        # SkyRL's environments read the turn limit from here.
+        extras = {**prompt.env_extras, "max_turns": self._config.generator.max_turns}
+        settings = getattr(self._config.environment.skyrl_gym, prompt.env_class, None)
 
-    async def _begin_one(self, prompt: Prompt, sample_index: int, pool: Executor | None) -> _Episode:
-        def start() -> tuple[Environment, list[Any]]:
-            environment = make_environment(prompt.env_class, prompt.env_extras, self._env_config(prompt.env_class))
+        def work() -> tuple[Environment, Conversation]:
+            environment = make_environment(prompt.env_class, extras, settings)
             messages, _ = environment.init([dict(message) for message in prompt.messages])
             return environment, messages
 
-        environment, failure, ids = None, None, np.empty(0, dtype=np.int64)
+        opened = await self._guarded(pool, trajectory, work)
+        if opened is not None:
+            trajectory.environment, trajectory.messages = opened
+
+    async def _judge(self, pool: BlockingPool, trajectory: _Trajectory, text: str) -> None:
+        """Let the environment judge the response, and close it."""
+        # Taken out first: an environment that hangs is not to be closed as well.
+        environment, trajectory.environment = trajectory.environment, None
+        if environment is not None:
+            trajectory.verdict = await self._guarded(pool, trajectory, partial(_verdict, environment, text, trajectory))
+
+    async def _close(self, pool: BlockingPool, trajectory: _Trajectory) -> None:
+        """Close an environment that was opened and never judged."""
+        if trajectory.environment is not None:
+            await self._guarded(pool, trajectory, trajectory.environment.close)
+
+    async def _guarded(
+        self, pool: BlockingPool, trajectory: _Trajectory, work: Callable[[], _ResultT]
+    ) -> _ResultT | None:
+        """What `work` returns, or None when it failed and the trajectory with it."""
         try:
-            environment, messages = await _run(start, pool)
-        except ConfigurationError:
+            return await pool.run(work)
+        except (ConfigurationError, RewardError):
             raise
-        except Exception as error:  # one environment's failure is one trajectory's
-            failure = f"{type(error).__name__}: {error}"
-        else:
-            ids = np.array(
-                prompt_token_ids(
-                    self._tokenizer,
-                    messages,
-                    chat_template=self._template,
-                    chat_template_kwargs=self._config.generator.chat_template_kwargs,
-                ),
-                dtype=np.int64,
-            )
-            self._check_length(prompt, ids)
-        return _Episode(
-            prompt=prompt, sample_index=sample_index, prompt_ids=ids, environment=environment, failure=failure
-        )
+        except Exception as error:  # an environment may raise anything
+            trajectory.error = f"{type(error).__name__}: {error}"
+            log.warning("trajectory %s failed: %s", trajectory.name, trajectory.error)
+            return None
 
-    async def _finish(self, episode: _Episode, output: GenerationOutput | None, pool: Executor | None) -> Rollout:
-        """Let the environment judge the answer, and write the trajectory down."""
-        environment = episode.environment
-        if output is None or environment is None:
-            return _failed(episode, output, episode.failure or "no answer")
-        text = self._tokenizer.decode(output.token_ids, skip_special_tokens=True)
-
-        def judge() -> tuple[float, dict[str, float]]:
+    def _tokenize(self, trajectories: Sequence[_Trajectory]) -> None:
+        """Prompt ids of every trajectory; equal chats are tokenized once."""
+        known: dict[str, IntArray] = {}
+        limit = self._config.generator.max_input_length
+        for trajectory in trajectories:
             try:
-                answer = environment.step(text)
-                if answer.get("reward") is None:
-                    raise ValueError("the environment gave no reward")
-                return check_reward(answer["reward"], episode.prompt.uid), _numbers(environment.get_metrics())
-            finally:
-                environment.close()
+                trajectory.prompt_ids = self._prompt_ids(trajectory.messages, known)
+            except ConfigurationError:
+                raise
+            except Exception as error:  # templates raise what they like about chats they were not written for
+                trajectory.error = f"no prompt from the environment's chat: {type(error).__name__}: {error}"
+                trajectory.prompt_ids = self._prompt_ids([dict(m) for m in trajectory.prompt.messages], known)
+            if limit is not None and len(trajectory.prompt_ids) > limit:
+                raise RolloutError(
+                    f"the prompt of {trajectory.prompt.uid} has {len(trajectory.prompt_ids)} tokens after its "
+                    f"environment prepared it, more than generator.max_input_length={limit}: raise the limit or lower "
+                    "trainer.max_prompt_length"
+                )
 
-        try:
-            reward, metrics = await _run(judge, pool)
-        except RewardError:
-            raise
-        except Exception as error:  # one environment's failure is one trajectory's
-            return _failed(episode, output, f"{type(error).__name__}: {error}")
-        return self._rollout(episode, output, reward, metrics)
+    def _prompt_ids(self, messages: Conversation, known: dict[str, IntArray]) -> IntArray:
+        key = json.dumps(messages, sort_keys=True)
+        if key not in known:
+            ids = prompt_token_ids(
+                self._tokenizer,
+                messages,
+                chat_template=self._template,
+                chat_template_kwargs=self._config.generator.chat_template_kwargs,
+            )
+            known[key] = np.asarray(ids, dtype=np.int64)
+        return known[key]
 
-    def _rollout(
-        self, episode: _Episode, output: GenerationOutput, reward: float, metrics: dict[str, float]
-    ) -> Rollout:
-        generator, length = self._config.generator, len(output.token_ids)
+    async def _respond(
+        self, trajectories: Sequence[_Trajectory], seeds: Sequence[int], sampling: SamplingParams
+    ) -> list[str]:
+        """Let the policy answer; returns the responses' texts."""
+        if not trajectories:
+            return []
+        requests = [
+            GenerationRequest(prompt_ids=trajectory.prompt_ids, seed=seed, session_id=trajectory.name)
+            for trajectory, seed in zip(trajectories, seeds, strict=True)
+        ]
+        outputs = await self._client.generate(requests, sampling)
+        for trajectory, output in zip(trajectories, outputs, strict=True):
+            trajectory.output = output
+        texts: list[str] = self._tokenizer.batch_decode(
+            [output.token_ids.tolist() for output in outputs], skip_special_tokens=True
+        )
+        return texts
+
+    def _rollout(self, trajectory: _Trajectory) -> Rollout:
+        output, verdict = trajectory.output, trajectory.verdict
+        if output is None or verdict is None:
+            return _failed_rollout(trajectory)
+        response = Response.sampled(output)
+        if verdict.postprocessed_action is not None:
+            response = replace_action(response, verdict.postprocessed_action, self._tokenizer)
         cut = output.stop_reason != "stop"
-        if cut and generator.zero_reward_on_non_stop:
-            reward = 0.0
-        rewards = np.zeros(max(length, 1), dtype=np.float32)
-        rewards[-1] = reward
-        mask = np.ones(length, dtype=np.int64)
-        if cut and generator.apply_overlong_filtering:
-            mask[:] = 0
+        token_rewards = np.zeros(max(len(response.token_ids), 1), dtype=np.float32)
+        token_rewards[-1] = 0.0 if cut and self._config.generator.zero_reward_on_non_stop else verdict.reward
+        masked_out = cut and self._config.generator.apply_overlong_filtering
         return Rollout(
-            uid=episode.prompt.uid,
-            sample_index=episode.sample_index,
-            prompt_ids=episode.prompt_ids,
-            response_ids=output.token_ids,
-            loss_mask=mask,
-            rollout_logprobs=output.logprobs,
-            token_rewards=rewards,
+            uid=trajectory.prompt.uid,
+            sample_index=trajectory.sample_index,
+            prompt_ids=trajectory.prompt_ids,
+            response_ids=response.token_ids,
+            loss_mask=np.zeros_like(response.sampled_mask) if masked_out else response.sampled_mask,
+            rollout_logprobs=response.logprobs,
+            token_rewards=token_rewards,
             stop_reason=output.stop_reason,
             policy_versions=(output.policy_version,),
-            data_source=episode.prompt.data_source,
-            env_class=episode.prompt.env_class,
-            env_metrics=metrics,
+            data_source=trajectory.prompt.data_source,
+            env_class=trajectory.prompt.env_class,
+            env_metrics=verdict.metrics,
         )
 
-    def _env_config(self, env_class: str) -> Any:
-        """The section of `environment.skyrl_gym` that belongs to an environment, if it has one."""
-        return getattr(self._config.environment.skyrl_gym, env_class, None)
 
-    def _check_length(self, prompt: Prompt, ids: IntArray) -> None:
-        limit = self._config.generator.max_input_length
-        if limit is not None and len(ids) > limit:
-            raise RolloutError(
-                f"prompt {prompt.uid} has {len(ids)} tokens when its environment starts, more than "
-                f"generator.max_input_length={limit}"
-            )
-
-    def _check_failures(self, rollouts: Sequence[Rollout]) -> None:
-        failed = [rollout for rollout in rollouts if rollout.error is not None]
-        limit = self._config.trainer.max_failed_fraction
-        if len(failed) > limit * len(rollouts):
-            first = failed[0]
-            raise RolloutError(
-                f"{len(failed)} of {len(rollouts)} trajectories failed, and trainer.max_failed_fraction={limit:g}; the "
-                f"first, {first.uid} sample {first.sample_index}: {first.error}"
-            )
+async def _in_order(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run all to their end; then raise the first failure in their order, whichever came first in time."""
+    for outcome in await asyncio.gather(*work, return_exceptions=True):
+        if outcome is not None:
+            raise outcome
 
 
-def _seed(run_seed: int, purpose: Purpose, step: int, uid: str, sample_index: int) -> int:
-    if purpose == "rollout":
-        return derive_seed(run_seed, "rollout", step, uid, sample_index)
-    return derive_seed(run_seed, "eval", uid, sample_index)
+def _verdict(environment: Environment, text: str, trajectory: _Trajectory) -> _Verdict:
+    """Step, check and close the environment. Runs in a thread."""
+    try:
+        answer = environment.step(text)
+        if answer.get("reward") is None:
+            raise ValueError("the environment gave no reward")
+        reward = check_reward(answer["reward"], trajectory.name)
+        if abs(reward) > np.finfo(np.float32).max:
+            raise RewardError(f"the environment of {trajectory.name} returned {reward} as reward; it must fit float32")
+        action = answer.get("postprocessed_action")
+        if action is not None and not isinstance(action, str):
+            raise TypeError(f"postprocessed_action must be a string, got {type(action).__name__}")
+        return _Verdict(reward=reward, metrics=_numbers(environment.get_metrics()), postprocessed_action=action)
+    finally:
+        environment.close()
 
 
-async def _run(work: Any, pool: Executor | None) -> Any:
-    if pool is None:
-        return work()
-    return await asyncio.get_running_loop().run_in_executor(pool, work)
+def _failed_rollout(trajectory: _Trajectory) -> Rollout:
+    """A trajectory without a verdict: its tokens are kept for the record, masked out, and carry no reward."""
+    output = trajectory.output
+    response_ids = np.zeros(0, dtype=np.int64) if output is None else output.token_ids
+    return Rollout(
+        uid=trajectory.prompt.uid,
+        sample_index=trajectory.sample_index,
+        prompt_ids=trajectory.prompt_ids,
+        response_ids=response_ids,
+        loss_mask=np.zeros_like(response_ids),
+        rollout_logprobs=np.zeros(0, dtype=np.float32) if output is None else output.logprobs,
+        token_rewards=np.zeros(max(len(response_ids), 1), dtype=np.float32),
+        stop_reason="error",
+        policy_versions=() if output is None else (output.policy_version,),
+        data_source=trajectory.prompt.data_source,
+        env_class=trajectory.prompt.env_class,
+        error=trajectory.error or "the environment gave no verdict",
+    )
+
+
+def check_failures(rollouts: Sequence[Rollout], max_failed_fraction: float) -> None:
+    """Raises RolloutError with counts and the first error when too large a share of the trajectories failed."""
+    failed = [rollout for rollout in rollouts if rollout.error is not None]
+    if len(failed) > max_failed_fraction * len(rollouts):
+        first = failed[0]
+        raise RolloutError(
+            f"{len(failed)} of {len(rollouts)} trajectories failed, more than trainer.max_failed_fraction="
+            f"{max_failed_fraction:g} allows; the first was {first.uid}/{first.sample_index}: {first.error}"
+        )
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The entries that are numbers or truth values, as floats."""
-    return {name: float(value) for name, value in metrics.items() if isinstance(value, (bool, int, float))}
+    """The numeric entries (true and false count as 1 and 0); the rest cannot be averaged."""
+    return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float | np.number)}
 
 
-def _failed(episode: _Episode, output: GenerationOutput | None, message: str) -> Rollout:
-    """A trajectory without reward: nothing of it is trained on or averaged."""
-    ids = output.token_ids if output is not None else np.empty(0, dtype=np.int64)
-    return Rollout(
-        uid=episode.prompt.uid,
-        sample_index=episode.sample_index,
-        prompt_ids=episode.prompt_ids,
-        response_ids=ids,
-        loss_mask=np.zeros(len(ids), dtype=np.int64),
-        rollout_logprobs=output.logprobs if output is not None else None,
-        token_rewards=np.zeros(max(len(ids), 1), dtype=np.float32),
-        stop_reason="error",
-        policy_versions=(output.policy_version,) if output is not None else (),
-        data_source=episode.prompt.data_source,
-        env_class=episode.prompt.env_class,
-        error=message,
-    )
+def _seed(run_seed: int, step: int, trajectory: _Trajectory, purpose: Purpose) -> int:
+    uid, index = trajectory.prompt.uid, trajectory.sample_index
+    if purpose == "eval":
+        return derive_seed(run_seed, "eval", uid, index)
+    return derive_seed(run_seed, "rollout", step, uid, index)

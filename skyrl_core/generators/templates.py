@@ -5,12 +5,30 @@ from pathlib import Path
 from skyrl_core.config.generator import ChatTemplateConfig
 from skyrl_core.errors import ConfigurationError
 
-# Plain roles in ChatML, without the thinking blocks and default system prompts that model templates inject.
-_TEMPLATES = {
-    "chatml": (
+_TURN = "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+_GENERATION_PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+
+
+def _marked_chatml(assistant_text: str) -> str:
+    """ChatML with what the assistant generates (its text and end of turn) between generation tags."""
+    return (
         "{% for message in messages %}"
-        "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
-        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+        "{% if message['role'] != 'assistant' %}" + _TURN + "{% else %}"
+        "{{ '<|im_start|>assistant\\n' }}"
+        "{% generation %}{{ " + assistant_text + " + '<|im_end|>' }}{% endgeneration %}"
+        "{{ '\\n' }}"
+        "{% endif %}{% endfor %}" + _GENERATION_PROMPT
+    )
+
+
+# Plain roles in ChatML, without the thinking blocks and default system prompts that model templates inject. The qwen3
+# ones are SkyRL's names: they keep the thinking of every turn, or only that of a final assistant message. Deviation:
+# ours write the assistant's opening words when a generation prompt is asked for, SkyRL's leave them out.
+_TEMPLATES = {
+    "chatml": "{% for message in messages %}" + _TURN + "{% endfor %}" + _GENERATION_PROMPT,
+    "qwen3_with_thinking": _marked_chatml("message['content']"),
+    "qwen3_without_thinking": _marked_chatml(
+        "(message['content'] if loop.last else message['content'].split('</think>')[-1].lstrip('\\n'))"
     ),
 }
 
@@ -25,9 +43,9 @@ def chat_template(config: ChatTemplateConfig) -> str | None:
     if config.source == "file":
         try:
             return Path(config.name_or_path).expanduser().read_text(encoding="utf-8")
-        except OSError as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(
-                f"generator.chat_template.name_or_path={config.name_or_path} cannot be read: {error.strerror}"
+                f"generator.chat_template.name_or_path={config.name_or_path} cannot be read: {error}"
             ) from error
     if config.name_or_path not in _TEMPLATES:
         raise ConfigurationError(

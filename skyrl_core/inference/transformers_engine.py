@@ -143,7 +143,7 @@ class TransformersEngine:
             self._weights.begin()
 
     def load_weights(self, named: Mapping[str, Tensor]) -> None:
-        """Copy tensors (Hugging Face names, full shapes) into the model. Raises WeightSyncError naming what is wrong."""
+        """Copy full tensors under their Hugging Face names. Raises WeightSyncError naming what is wrong."""
         with self._lock:
             self._version = None
             self._weights.load(named)

@@ -95,6 +95,6 @@ def scripted_texts(tokenizer: Any, texts: Sequence[str], *, eos: bool = True) ->
 
     def script(request: GenerationRequest, sampling: SamplingParams) -> Answer:
         ids = list(tokenizer.encode(next(remaining), add_special_tokens=False))
-        return (ids + [tokenizer.eos_token_id], "stop") if eos else (ids, "length")
+        return ([*ids, tokenizer.eos_token_id], "stop") if eos else (ids, "length")
 
     return script
