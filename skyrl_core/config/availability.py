@@ -69,8 +69,6 @@ LIMITS: tuple[Limit, ...] = (
     _only("trainer.algorithm.advantage_estimator", "other advantage estimators", "grpo"),
     _only("trainer.algorithm.policy_loss_type", "other policy losses", "regular"),
     _off("trainer.algorithm.use_kl_in_reward", "KL in the reward"),
-    _off("trainer.algorithm.advantage_batch_normalize", "normalising advantages over the batch"),
-    _off("trainer.algorithm.zero_variance_filter", "masking groups without signal"),
     _off("trainer.algorithm.use_tis", "off-policy correction (as off_policy_correction.tis_ratio_type)"),
     _null(f"{_CORRECTION}.tis_ratio_type", "off-policy correction"),
     _null(f"{_CORRECTION}.sequence_mask_metric", "off-policy correction"),

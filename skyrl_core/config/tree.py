@@ -113,7 +113,8 @@ def nearest_keys(path: str, count: int = 3) -> list[str]:
         own = candidate.rpartition(".")[2]
         whole = difflib.SequenceMatcher(None, path, candidate).ratio()
         last = difflib.SequenceMatcher(None, name, own).ratio()
-        return 0.4 * whole + 0.6 * last
+        # A key with a value was written, so a section is meant only when it is much the likest.
+        return 0.4 * whole + 0.6 * last - (0.05 if candidate in sections() else 0.0)
 
     scored = sorted(((likeness(key), key) for key in [*leaves(), *(path for path in sections() if path)]), reverse=True)
     best = scored[0][0]

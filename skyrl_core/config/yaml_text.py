@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 _BOOL = re.compile(r"^(?:yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF)$")
-_INT = re.compile(r"^[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$")
+_INT = re.compile(r"^[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F]+)$")
 _FLOAT = re.compile(
     r"^(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+"
     r"|[-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
@@ -24,6 +24,8 @@ _INTERPOLATION = re.compile(r"\$\{([^}]*)\}")
 _ENVIRONMENT = re.compile(r"^\s*oc\.env:\s*([A-Za-z_]\w*)\s*(?:,(.*))?$", re.DOTALL)
 _SECRET = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(?:$|_)", re.IGNORECASE)
 _MOST_NODES = 20_000
+_STANDARD = "tag:yaml.org,2002:"
+_TAGS = frozenset({"null", "bool", "int", "float", "str", "map", "seq"})
 
 
 class _Loader(yaml.SafeLoader):
@@ -97,6 +99,8 @@ class _Reader:
         self._count += 1
         if self._count > _MOST_NODES or id(node) in self._open:
             raise YamlTextError("anchors that repeat or contain themselves without end", line)
+        if node.tag.removeprefix(_STANDARD) not in _TAGS:
+            raise YamlTextError(f"values with the tag {node.tag} are not taken", line)
         self._open.add(id(node))
         where = self._where.format(line=line)
         value: dict[str, Entry] | list[Entry] | Scalar
@@ -132,9 +136,11 @@ class _Reader:
                 return Scalar(value=(done := self._resolve(text)), text=done, plain=plain, retype=plain)
             except ValueError as error:
                 raise YamlTextError(str(error), line) from None
-        if not node.tag.startswith("tag:yaml.org,2002:"):
-            raise YamlTextError(f"the tag {node.tag}", line)
-        return Scalar(value=self._loader.construct_object(node), text=text, plain=plain)
+        try:
+            value = self._loader.construct_object(node)
+        except ValueError:
+            raise YamlTextError(f"{text!r} is no {node.tag.removeprefix(_STANDARD)}", line) from None
+        return Scalar(value=value, text=text, plain=plain)
 
     def _resolve(self, text: str) -> str:
         def substitute(match: re.Match[str]) -> str:
