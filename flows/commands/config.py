@@ -46,8 +46,8 @@ def key_table(prefix: str, width: int) -> Iterator[str]:
             if meaning_width >= _LEAST_MEANING_WIDTH:
                 yield from _row(cells, (name_width, _TYPE_WIDTH, _DEFAULT_WIDTH, meaning_width))
             else:
-                yield f"{cells[0]}  ({cells[1]}; default {cells[2]})"
-                yield from textwrap.wrap(cells[3], width, initial_indent=_INDENT, subsequent_indent=_INDENT)
+                yield from _wrap(f"{cells[0].strip()} ({cells[1]}; default {cells[2]})", width, "  ", _INDENT)
+                yield from _wrap(cells[3], width, _INDENT, _INDENT)
         yield ""
 
 
@@ -66,6 +66,12 @@ def _meaning(key: KeyInfo) -> str:
 def _row(cells: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
     columns = [[cells[0]]]
     for text, width in zip(cells[1:], widths[1:], strict=True):
-        columns.append(textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""])
+        columns.append(_wrap(text, width) or [""])
     for line in zip_longest(*columns, fillvalue=""):
         yield _GAP.join(part.ljust(width) for part, width in zip(line, widths, strict=True)).rstrip()
+
+
+def _wrap(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -140,8 +139,6 @@ def test_our_own_keys_are_marked() -> None:
     assert all(key.ours for key in list_keys() if key.path.startswith(("flow.", "hooks.")))
 
 
-@pytest.mark.parametrize(
-    "path", sorted((Path(__file__).parents[3] / "deployments" / "configs").glob("*.yaml")), ids=str
-)
-def test_every_shipped_configuration_loads(path: Path) -> None:
-    load_config(path)
+def test_every_shipped_configuration_loads() -> None:
+    for path in sorted((Path(__file__).parents[3] / "deployments" / "configs").glob("*.yaml")):
+        load_config(path)
