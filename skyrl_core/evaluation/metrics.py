@@ -4,9 +4,14 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 from skyrl_core.data.carriers import Rollout
+from skyrl_core.environments.metrics import aggregate_env_metrics
+from skyrl_core.errors import RolloutError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
@@ -24,9 +29,10 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 class SourceScores:
     """One data source, or all of them.
 
-    `avg_score` is the mean total reward over trajectories; `standard_error` that of the mean over prompts (each prompt
-    counts with the mean of its samples). `pass_at` maps k to unbiased pass@k; a trajectory passes when its total reward
-    is above 0, as in SkyRL. `failed` trajectories, whose environment raised, are in no score.
+    `avg_score` is the mean total reward over trajectories, `standard_error` its standard error clustered by prompt,
+    None for a single prompt. `pass_at` maps k to unbiased pass@k, k = 1 and k = samples per prompt, over the prompts
+    with at least k trajectories; a trajectory passes when its total reward is above 0, as in SkyRL. `failed`
+    trajectories, whose environment raised, are in no score. `environment` holds the environments' own metrics.
     """
 
     prompts: int
@@ -34,25 +40,35 @@ class SourceScores:
     failed: int
     avg_score: float
     standard_error: float | None
+    mean_positive_reward: float
     pass_at: Mapping[int, float]
+    avg_num_tokens: float
+    truncated_share: float
     greedy_score: float | None = None
+    environment: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalReport:
-    """Scores overall and by data source."""
+    """Scores overall and by data source, and the versions of the weights that were sampled from."""
 
     overall: SourceScores
     sources: Mapping[str, SourceScores] = field(default_factory=dict)
+    policy_versions: tuple[int, ...] = ()
 
     def metrics(self) -> dict[str, float]:
         """Under SkyRL's names: `eval/{source}/avg_score`, `eval/{source}/pass_at_{n}`, `eval/all/…`."""
         named: dict[str, float] = {}
         for source, scores in [("all", self.overall), *self.sources.items()]:
-            prefix = f"eval/{source}/"
+            prefix = f"eval/{source.replace('/', '_')}/"
             named[f"{prefix}avg_score"] = scores.avg_score
             named |= {f"{prefix}pass_at_{k}": value for k, value in scores.pass_at.items()}
+            named[f"{prefix}mean_positive_reward"] = scores.mean_positive_reward
+            named[f"{prefix}avg_num_tokens"] = scores.avg_num_tokens
+            named[f"{prefix}truncated_share"] = scores.truncated_share
+            named[f"{prefix}trajectories"] = float(scores.trajectories)
             named[f"{prefix}failed_trajectories"] = float(scores.failed)
+            named |= {f"{prefix}environment/{name}": value for name, value in scores.environment.items()}
             if scores.standard_error is not None:
                 named[f"{prefix}standard_error"] = scores.standard_error
             if scores.greedy_score is not None:
@@ -70,47 +86,75 @@ class EvalReport:
         return cls(
             overall=_scores_from(content["overall"]),
             sources={name: _scores_from(scores) for name, scores in content["sources"].items()},
+            policy_versions=tuple(content["policy_versions"]),
         )
 
 
 def build_report(sampled: Sequence[Rollout], greedy: Sequence[Rollout] = ()) -> EvalReport:
-    """The report of sampled trajectories, with greedy ones beside them where there are any.
+    """The report of sampled trajectories, with the scores of greedy ones beside them where there are any.
 
-    Raises ValueError without a single trajectory that did not fail.
+    A data source of which no trajectory can be scored has no entry. Raises RolloutError when that is all of them.
     """
-    sources = sorted({rollout.data_source for rollout in sampled})
+    by_source: dict[str, tuple[list[Rollout], list[Rollout]]] = {}
+    for kind, rollouts in enumerate((sampled, greedy)):
+        for rollout in rollouts:
+            by_source.setdefault(rollout.data_source, ([], []))[kind].append(rollout)
     return EvalReport(
         overall=_scores(sampled, greedy),
         sources={
-            source: _scores(
-                [rollout for rollout in sampled if rollout.data_source == source],
-                [rollout for rollout in greedy if rollout.data_source == source],
-            )
-            for source in sources
+            source: _scores(*rollouts)
+            for source, rollouts in sorted(by_source.items())
+            if any(rollout.error is None for rollout in rollouts[0])
         },
+        policy_versions=tuple(sorted({v for rollout in (*sampled, *greedy) for v in rollout.policy_versions})),
     )
 
 
 def _scores(sampled: Sequence[Rollout], greedy: Sequence[Rollout]) -> SourceScores:
+    sound = [rollout for rollout in sampled if rollout.error is None]
+    if not sound:
+        raise RolloutError(f"none of {len(sampled)} evaluation trajectories can be scored")
     by_prompt: dict[str, list[float]] = {}
-    for rollout in sampled:
-        if rollout.error is None:
-            by_prompt.setdefault(rollout.uid, []).append(rollout.reward)
-    if not by_prompt:
-        raise ValueError(f"none of {len(sampled)} trajectories can be scored")
+    for rollout in sound:
+        by_prompt.setdefault(rollout.uid, []).append(rollout.reward)
     rewards = [reward for group in by_prompt.values() for reward in group]
-    fewest = min(len(group) for group in by_prompt.values())
-    passes = [(len(group), sum(reward > 0 for reward in group)) for group in by_prompt.values()]
     greedy_rewards = [rollout.reward for rollout in greedy if rollout.error is None]
     return SourceScores(
         prompts=len(by_prompt),
-        trajectories=len(rewards),
-        failed=len(sampled) - len(rewards),
+        trajectories=len(sound),
+        failed=len(sampled) - len(sound),
         avg_score=_mean(rewards),
-        standard_error=_standard_error([_mean(group) for group in by_prompt.values()]),
-        pass_at={k: _mean([pass_at_k(n, c, k) for n, c in passes]) for k in sorted({1, fewest})},
+        standard_error=clustered_standard_error(list(by_prompt.values())),
+        mean_positive_reward=_mean(max(reward, 0.0) for reward in rewards),
+        pass_at=_pass_rates(list(by_prompt.values())),
+        avg_num_tokens=_mean(len(rollout.response_ids) for rollout in sound),
+        truncated_share=_mean(rollout.stop_reason == "length" for rollout in sound),
         greedy_score=_mean(greedy_rewards) if greedy_rewards else None,
+        environment=aggregate_env_metrics([row.env_class for row in sound], [row.env_metrics for row in sound]),
     )
+
+
+def _pass_rates(groups: Sequence[Sequence[float]]) -> dict[int, float]:
+    """pass@1 and pass@n, n the most samples a prompt has, each over the prompts with enough samples."""
+    rates: dict[int, float] = {}
+    for k in sorted({1, max(len(group) for group in groups)}):
+        enough = [group for group in groups if len(group) >= k]
+        rates[k] = _mean(pass_at_k(len(group), sum(reward > 0 for reward in group), k) for group in enough)
+    return rates
+
+
+def clustered_standard_error(groups: Sequence[Sequence[float]]) -> float | None:
+    """Standard error of the mean over all values, where values of a group depend on each other; None for one group.
+
+    The clustered standard error of Miller 2024, "Adding Error Bars to Evals" (arXiv:2411.00640). Ours is multiplied by
+    sqrt(G / (G - 1)), G the groups: it is the sample standard error of the group means when groups are equally large.
+    """
+    if len(groups) < 2:
+        return None
+    center = _mean(value for group in groups for value in group)
+    count = sum(len(group) for group in groups)
+    total = math.fsum(math.fsum(value - center for value in group) ** 2 for group in groups)
+    return math.sqrt(total * len(groups) / (len(groups) - 1)) / count
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -118,18 +162,28 @@ def _mean(values: Iterable[float]) -> float:
     return math.fsum(numbers) / len(numbers)
 
 
-def _standard_error(means: Sequence[float]) -> float | None:
-    """Standard error of the mean over prompts; None for a single one."""
-    if len(means) < 2:
-        return None
-    center = _mean(means)
-    variance = math.fsum((value - center) ** 2 for value in means) / (len(means) - 1)
-    return math.sqrt(variance / len(means))
+def _scores_from(content: Mapping[str, Any]) -> SourceScores:
+    pass_at = {int(k): float(value) for k, value in content["pass_at"].items()}
+    return SourceScores(**{**content, "pass_at": pass_at})
 
 
-def _scores_from(content: Mapping[str, object]) -> SourceScores:
-    values = dict(content)
-    pass_at = values.pop("pass_at")
-    if not isinstance(pass_at, Mapping):
-        raise ValueError(f"pass_at must be a mapping, got {pass_at!r}")
-    return SourceScores(**values, pass_at={int(k): float(value) for k, value in pass_at.items()})  # type: ignore[arg-type]
+def report_table(report: EvalReport) -> "Table":
+    """The report for a terminal: a row for each data source, and one for all when there are several."""
+    from rich.table import Table
+
+    rows = list(report.sources.items())
+    if len(rows) != 1:
+        rows.append(("all", report.overall))
+    ks = sorted({k for _, scores in rows for k in scores.pass_at})
+    table = Table("data source", "prompts", "score", "± s.e.", *(f"pass@{k}" for k in ks), "greedy", "failed")
+    for source, scores in rows:
+        table.add_row(
+            source,
+            str(scores.prompts),
+            f"{scores.avg_score:.3f}",
+            "" if scores.standard_error is None else f"{scores.standard_error:.3f}",
+            *(f"{scores.pass_at[k]:.3f}" if k in scores.pass_at else "" for k in ks),
+            "" if scores.greedy_score is None else f"{scores.greedy_score:.3f}",
+            str(scores.failed),
+        )
+    return table
