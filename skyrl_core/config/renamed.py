@@ -50,9 +50,13 @@ MOVED = {
     "trainer.algorithm.use_abs_kl": "trainer.algorithm.kl_estimator_type",
     "trainer.algorithm.use_kl_estimator_k3": "trainer.algorithm.kl_estimator_type",
     "trainer.algorithm.kl_target": "trainer.algorithm.kl_ctrl.kl_target",
-    "trainer.algorithm.kl_horizon": "trainer.algorithm.kl_ctrl.horizon",
-    "trainer.algorithm.sampling_temperature": "generator.sampling_params.temperature",
-    "trainer.deepspeed_config": "trainer.policy.fsdp_config",
+    "trainer.algorithm.init_kl_coef": "trainer.algorithm.kl_loss_coef",
+    "trainer.algorithm.normalize_reward": "trainer.algorithm.advantage_batch_normalize",
+    "trainer.policy.deepspeed_config": "trainer.policy.fsdp_config",
+    "trainer.ref.deepspeed_config": "trainer.ref.fsdp_config",
+    "trainer.critic.deepspeed_config": "trainer.critic.fsdp_config",
+    "trainer.target_modules": "trainer.policy.model.lora.target_modules",
+    "environment.max_env_workers": "environment.skyrl_gym.max_env_workers",
 }
 """Keys of earlier SkyRL versions and where their values belong now. Refused by name, so that no script half works."""
 
@@ -65,7 +69,14 @@ _OVERLONG = (
     "SkyRL's DAPO example adds it in its own code; masking of cut-off responses is generator.apply_overlong_filtering"
 )
 
+_REWARD_MODEL = "rewards come from environments, there is no reward model: remove it"
+
 REMOVED = {
+    "trainer.reward": _REWARD_MODEL,
+    "trainer.use_orm_score": _REWARD_MODEL,
+    "trainer.placement.colocate_critic_reward": _REWARD_MODEL,
+    "trainer.placement.reward_num_nodes": _REWARD_MODEL,
+    "trainer.placement.reward_num_gpus_per_node": _REWARD_MODEL,
     "generator.async_engine": "engines always work asynchronously: remove it",
     f"{_ENGINE}.async_engine": "engines always work asynchronously: remove it",
     "generator.enable_http_endpoint": _HTTP,
