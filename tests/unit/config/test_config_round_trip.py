@@ -139,6 +139,8 @@ def test_our_own_keys_are_marked() -> None:
     assert all(key.ours for key in list_keys() if key.path.startswith(("flow.", "hooks.")))
 
 
-def test_every_shipped_configuration_loads() -> None:
-    for path in sorted((Path(__file__).parents[3] / "deployments" / "configs").glob("*.yaml")):
-        load_config(path)
+def test_every_shipped_configuration_loads_and_can_run() -> None:
+    shipped = sorted((Path(__file__).parents[3] / "deployments" / "configs").glob("*.yaml"))
+    assert "arithmetic.yaml" in {path.name for path in shipped}
+    for path in shipped:
+        load_config(path).check_runnable()
