@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyrl_core.algorithms.advantages import compute_advantages
-from skyrl_core.algorithms.registry import list_advantage_estimators
+from skyrl_core.algorithms.registry import get_advantage_estimator, list_advantage_estimators
 from skyrl_core.algorithms.rules import ESTIMATORS
 from skyrl_core.algorithms.types import AdvantageInputs
 from skyrl_core.config.algorithm import AlgorithmConfig
@@ -214,6 +214,10 @@ def test_agrees_with_the_plain_loops(estimator: str, dtype: torch.dtype) -> None
         expected = torch.tensor(reference(estimator, inputs), dtype=torch.float64)
         assert result.advantages.dtype == dtype
         torch.testing.assert_close(result.advantages.double(), expected, atol=tolerance, rtol=tolerance)
+        # The function itself, without what compute_advantages does to the results of custom ones.
+        direct = get_advantage_estimator(estimator)(inputs, config(estimator))
+        assert torch.equal(direct.advantages, result.advantages)
+        assert torch.equal(direct.returns, result.returns)
 
 
 @pytest.mark.parametrize("estimator", ["gae", "reinforce++"])

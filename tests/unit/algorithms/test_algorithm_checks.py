@@ -19,8 +19,8 @@ def check(config: AlgorithmConfig, **facts: object) -> list[str]:
 
 
 @pytest.mark.parametrize("estimator", sorted(set(ESTIMATORS) - {"gae"}))
-def test_every_estimator_goes_with_the_regular_loss(estimator: str) -> None:
-    assert check(AlgorithmConfig(advantage_estimator=estimator)) == []
+def test_every_estimator_goes_with_the_regular_loss_from_two_samples_on(estimator: str) -> None:
+    assert check(AlgorithmConfig(advantage_estimator=estimator), samples_per_prompt=2) == []
 
 
 @pytest.mark.parametrize("loss", sorted(POLICY_LOSSES))
@@ -133,7 +133,7 @@ def test_kl_is_in_the_reward_or_in_the_loss() -> None:
 
 def test_dynamic_sampling_needs_two_samples() -> None:
     config = AlgorithmConfig(advantage_estimator="remax", dynamic_sampling=DynamicSamplingConfig(type="filter"))
-    assert check(config) == []
+    assert check(config, samples_per_prompt=2) == []
     with pytest.raises(ConfigurationError, match=r"dynamic_sampling\.type=filter looks for prompts whose samples"):
         check(config, samples_per_prompt=1)
 

@@ -165,6 +165,11 @@ def test_dppo_tv_stops_tokens_that_leave_the_trust_region() -> None:
     assert output.token_metrics["divergence"][0].tolist() == pytest.approx([0.4, 0.1, 0.4, 0.4, 0.4])
 
 
+def test_dppo_counts_no_token_without_advantage_as_stopped() -> None:
+    inputs = tokens([1.8, 0.2], [0.0, 0.0], rollout=[0.5, 0.5])
+    assert run("dppo", inputs)[0].token_metrics["clip_ratio"].tolist() == [[0.0, 0.0]]
+
+
 def test_dppo_kl_measures_the_binary_divergence() -> None:
     """μ = 0.5, π = 0.9: ½·ln(0.5/0.9) + ½·ln(0.5/0.1) = ½·(-0.587787 + 1.609438) = 0.510826.
     A = 1: stopped below that, kept above."""

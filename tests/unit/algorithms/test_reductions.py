@@ -111,3 +111,10 @@ def test_agrees_with_the_plain_loops_and_ignores_rows_without_tokens(seed: int, 
         weights = token_weights(more_mask, reduction, more_groups, max_seq_len=10, micro_batch_size=3)[:count]
         expected = plain_loops(mask.tolist(), groups.tolist(), losses.tolist(), reduction)
         assert float((losses * weights).sum()) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_the_only_token_of_a_batch_has_weight_one(reduction: str) -> None:
+    mask = torch.tensor([[False, True]])
+    weights = token_weights(mask, reduction, torch.tensor([4]), max_seq_len=1, micro_batch_size=8)
+    assert weights.tolist() == [[0.0, 1.0]]
