@@ -135,7 +135,8 @@ def evaluate(loop: Loop, step: int) -> StageRecord:
     """Score the validation prompts with the weights of `step`."""
     run = loop.run
     prompts = run.validation(step)
-    inputs = StageInputs(step=step, digest=run.inputs("evaluate", step, step, prompts.digest), policy_version=step)
+    digest = run.inputs("evaluate", step, step, prompts.digest, run.evaluation_settings())
+    inputs = StageInputs(step=step, digest=digest, policy_version=step)
     found = run.store.find_stage("evaluate", step, inputs.digest)
     record: StageRecord = loop.stage(stages.evaluate, step, Need(engine_version=step), inputs, prompts, found=found)
     loop.view.evaluation(step, record.summary["metrics"])

@@ -135,6 +135,19 @@ class Run:
             }
         )
 
+    def evaluation_settings(self) -> str:
+        """The digest of what an evaluation depends on besides weights and prompts; the run's own digest leaves it out."""
+        generator, trainer = self.config.generator, self.config.trainer
+        sampling = generator.eval_sampling_params
+        return digest_of(
+            {
+                "sampling": sampling.model_dump(mode="json") if sampling is not None else None,
+                "samples": generator.eval_n_samples_per_prompt,
+                "greedy": trainer.eval_greedy,
+                "environment": self.config.environment.model_dump(mode="json"),
+            }
+        )
+
     def plan(self, step: int) -> StageRecord:
         """The step's prompts, committed before anything is generated from them."""
         data = prompts_to_bytes(self.loader.batch(step))

@@ -5,7 +5,6 @@ and submits it again. What is committed for the same inputs is returned at once,
 """
 
 import asyncio
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
 from prefect.states import Completed, State
 from skyrl_core.evaluation.evaluate import evaluate as run_evaluation
 from skyrl_core.evaluation.evaluate import write_dump
@@ -36,8 +36,6 @@ from skyrl_core.generators.protocol import InferenceClient
 from skyrl_core.testing import faults
 from skyrl_core.training.scoring import build_training_batch, score
 from tasks.context import StageContext
-
-logger = logging.getLogger(__name__)
 
 PROMPTS, ROLLOUTS, BATCH, REPORT = "prompts.json", "rollouts.npz", "batch.npz", "report.json"
 _stage_task = {"cache_policy": NO_CACHE, "persist_result": False, "retries": 0}
@@ -188,7 +186,7 @@ def _once(
 
 
 def _log_place(stage: str, step: int) -> None:
-    logger.info("%s step %d in process %d, parent %d", stage, step, os.getpid(), os.getppid())
+    get_run_logger().info("%s step %d in process %d, parent %d", stage, step, os.getpid(), os.getppid())
 
 
 async def _require_engines(client: InferenceClient, version: int) -> None:
