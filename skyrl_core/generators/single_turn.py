@@ -243,7 +243,7 @@ def _verdict(environment: Environment, text: str, trajectory: _Trajectory) -> _V
         if answer.get("reward") is None:
             raise ValueError("the environment gave no reward")
         reward = check_reward(answer["reward"], trajectory.name)
-        if abs(reward) > np.finfo(np.float32).max:
+        if abs(reward) > float(np.finfo(np.float32).max):
             raise RewardError(f"the environment of {trajectory.name} returned {reward} as reward; it must fit float32")
         action = answer.get("postprocessed_action")
         if action is not None and not isinstance(action, str):
