@@ -26,7 +26,7 @@ def _run(
     prompts: Sequence[Prompt],
     n_samples: int = 1,
     purpose: Any = "rollout",
-    **options: Any,
+    step: int = 4,
 ) -> list[Rollout]:
     return asyncio.run(
         generator.generate(
