@@ -340,3 +340,13 @@ def test_wrong_shapes_and_types_are_named() -> None:
         AdvantageInputs(token_rewards=ones, loss_mask=ones[:, :2].bool(), group_ids=groups, valid=flags)
     with pytest.raises(ValueError, match="loss_mask must be a bool tensor"):
         AdvantageInputs(token_rewards=ones, loss_mask=ones, group_ids=groups, valid=flags)
+
+
+def test_batch_normalisation_of_one_token_gives_zero() -> None:
+    """remax with greedy reward 0: advantage 3, its own mean."""
+    config = AlgorithmConfig(advantage_estimator="remax", advantage_batch_normalize=True)
+    assert compute_advantages(rows([3.0], [0], greedy=[0.0]), config).advantages.tolist() == [[0.0, 0.0, 0.0]]
+
+
+def test_scores_are_zero_where_a_row_is_not_valid() -> None:
+    assert rows([2.0, float("nan")], [0, 0], valid=[True, False]).scores().tolist() == [2.0, 0.0]

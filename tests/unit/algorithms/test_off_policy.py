@@ -149,3 +149,20 @@ def test_masks_without_weights_report_themselves_alone() -> None:
     metrics = correction_metrics(OLD, ROLLOUT, MASK, OffPolicyCorrectionConfig(token_mask_is_threshold_low=0.6))
     assert metrics["token_mask_masked_ratio"] == pytest.approx(0.2)
     assert not [name for name in metrics if name.startswith("tis_")]
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"token_mask_is_threshold_low": 1.0, "token_mask_is_threshold_high": 1.0},
+        {"outlier_token_is_threshold_low": 1.0, "outlier_token_is_threshold_high": 1.0},
+        {"sequence_mask_metric": "product", "product_mask_low": 1.0, "product_mask_high": 1.0},
+        {"sequence_mask_metric": "geometric", "geo_mask_low": 1.0, "geo_mask_high": 1.0},
+    ],
+)
+def test_a_ratio_on_its_bound_is_kept(bounds: dict[str, object]) -> None:
+    same = torch.full((1, 2), -1.0)
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    result = correction_weights(same, same, mask, OffPolicyCorrectionConfig(**bounds))
+    assert result is not None
+    assert result.tolist() == [[1.0, 1.0]]
