@@ -52,8 +52,11 @@ active_loop: ContextVar[Loop] = ContextVar("active_loop")
 
 
 def current_loop() -> Loop:
-    """The loop of this flow process. Subflows call this rather than read the variable: Prefect ships them to Ray workers
-    by value, with the globals they name, and a context variable cannot travel."""
+    """The loop of this flow process.
+
+    Subflows call this rather than read the variable: Prefect ships them to Ray workers by value, with the globals they
+    name, and a context variable cannot travel.
+    """
     return active_loop.get()
 
 

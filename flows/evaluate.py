@@ -29,7 +29,7 @@ from skyrl_core.runtime.cluster import ensure_ray
 from skyrl_core.runtime.engines import EngineGroup
 from skyrl_core.runtime.placement import Placement
 from skyrl_core.tracking.build import build_tracker
-from skyrl_core.training.policy_checkpoint import read_policy_weights
+from skyrl_core.training.sharded_state import read_policy_weights
 from tasks import setup, stages
 from tasks.artifacts import RunArtifacts
 from tasks.context import StageContext

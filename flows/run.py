@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
-
-from skyrl_core.checkpoint.resume import starting_point
-from skyrl_core.config.load import config_from_yaml
+from typing import Any, TypeVar
 
 from skyrl_core.checkpoint.code_version import code_version
 from skyrl_core.checkpoint.discovery import list_checkpoints, read_manifest
+from skyrl_core.checkpoint.resume import starting_point
 from skyrl_core.checkpoint.retention import clean_leftovers
 from skyrl_core.config import SkyRLConfig, config_digest, diff_configs, dump_yaml
+from skyrl_core.config.load import config_from_yaml
 from skyrl_core.data.digests import digest_of, sha256_of_bytes
 from skyrl_core.data.lease import Lease
 from skyrl_core.data.loader import PromptLoader
@@ -32,6 +31,8 @@ from tasks.setup import Datasets
 from tasks.stages import PROMPTS
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 RUN_DOCUMENT, CONFIG_DOCUMENT = "run.json", "config.yaml"
 
@@ -136,7 +137,7 @@ class Run:
         )
 
     def evaluation_settings(self) -> str:
-        """The digest of what an evaluation depends on besides weights and prompts; the run's own digest leaves it out."""
+        """What an evaluation depends on besides weights and prompts, as a digest; the run's own digest leaves it out."""
         generator, trainer = self.config.generator, self.config.trainer
         sampling = generator.eval_sampling_params
         return digest_of(
@@ -281,7 +282,7 @@ def _other_configuration(config: SkyRLConfig, name: str, store: RunStore) -> str
     )
 
 
-def _present(value: Any, what: str) -> Any:
+def _present(value: _T | None, what: str) -> _T:
     if value is None:
         raise RuntimeError(f"{what} of the run are not set up yet")
     return value

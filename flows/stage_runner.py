@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import ray
 from prefect.client.orchestration import get_client
-from prefect.futures import PrefectFuture
 from prefect.states import Crashed
 from prefect.tasks import Task
 from prefect_ray.context import remote_options
+from prefect_ray.task_runners import PrefectRayFuture
 
 from flows.reconcile import Need
 from flows.view import RunView
@@ -128,7 +128,8 @@ class StageRunner:
         limit = float(getattr(self._flow.stage_timeout_seconds, name))
         # Zero CPUs: the actors hold them. No retries by Ray: it would run a stage again without anybody seeing it.
         with remote_options(num_cpus=0, max_retries=0):
-            future = stage.with_options(task_run_name=run_name).submit(self._context(), *arguments)
+            submitted: Any = stage.with_options(task_run_name=run_name).submit(self._context(), *arguments)
+        future: PrefectRayFuture[Any] = submitted
         if not self._wait(future, limit):
             ray.cancel(future.wrapped_future, force=True)
             self._reconciler.abandon(need)
@@ -143,7 +144,7 @@ class StageRunner:
             )
         return future.result()
 
-    def _wait(self, future: PrefectFuture[Any], limit: float) -> bool:
+    def _wait(self, future: PrefectRayFuture[Any], limit: float) -> bool:
         """True when the stage ended within `limit` seconds."""
         deadline = time.monotonic() + limit
         while time.monotonic() < deadline:
@@ -152,7 +153,7 @@ class StageRunner:
                 return True
         return False
 
-    def _mark_crashed(self, future: PrefectFuture[Any], message: str) -> None:
+    def _mark_crashed(self, future: PrefectRayFuture[Any], message: str) -> None:
         """A dead worker cannot report: its task run stays Running until somebody says otherwise."""
         try:
             with get_client(sync_client=True) as client:

@@ -76,7 +76,7 @@ def _set_up(run: Run, view: RunView, tracker: Tracker, cluster: RayCluster) -> L
         tokenizer = setup.load_tokenizer_task(config)
         validation = config.trainer.eval_interval > 0
         datasets = setup.load_datasets(config, tokenizer, training=True, validation=validation)
-        run.attach_data(datasets, setup.make_loader(config, datasets.train))
+        run.attach_data(datasets, setup.make_loader(config, datasets))
         _restore_position(run)
         view.plan(run.total_steps, run.done_step)
         placement = setup.reserve_placement(config, cluster, datasets)

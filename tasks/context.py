@@ -3,12 +3,11 @@
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from skyrl_core.generators.single_turn import SingleTurnGenerator
-
 from skyrl_core.config import SkyRLConfig
 from skyrl_core.data.run_store import RunStore
 from skyrl_core.data.tokenizer import load_tokenizer
 from skyrl_core.generators.protocol import Generator, InferenceClient
+from skyrl_core.generators.single_turn import SingleTurnGenerator
 from skyrl_core.hooks import load_hook
 from skyrl_core.runtime.engines import EngineGroup
 from skyrl_core.runtime.trainer import Trainer
@@ -81,7 +80,7 @@ def _cached_tokenizer(key: _TokenizerKey) -> Any:
 
 def make_tokenizer(config: SkyRLConfig) -> "PreTrainedTokenizerBase":
     """The tokenizer by `hooks.tokenizer`, or the policy model's own."""
-    return load_hook(config.hooks.tokenizer, "hooks.tokenizer", _default_tokenizer)(config)  # type: ignore[no-any-return]
+    return load_hook(config.hooks.tokenizer, "hooks.tokenizer", _default_tokenizer)(config)
 
 
 def _default_tokenizer(config: SkyRLConfig) -> "PreTrainedTokenizerBase":

@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
-from skyrl_core.generators.templates import chat_template
 
 from skyrl_core.config import SkyRLConfig
 from skyrl_core.data.dataset import PromptDataset
 from skyrl_core.data.loader import PromptLoader
+from skyrl_core.errors import ConfigurationError
 from skyrl_core.generators.protocol import Generator
+from skyrl_core.generators.templates import chat_template
 from skyrl_core.hooks import load_hook
 from skyrl_core.runtime.cluster import RayCluster
 from skyrl_core.runtime.engines import EngineGroup, launch_engines, wait_started
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_setup_task = {"cache_policy": NO_CACHE, "persist_result": False}
+_setup_task: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}
 
 
 class Datasets:
@@ -126,11 +127,13 @@ def start_training(config: SkyRLConfig, placement: Placement, generator: Generat
     return trainer
 
 
-def make_loader(config: SkyRLConfig, dataset: PromptDataset) -> PromptLoader:
+def make_loader(config: SkyRLConfig, datasets: Datasets) -> PromptLoader:
     """The training prompts in their order."""
+    if datasets.train is None:
+        raise ConfigurationError("hooks.datasets made no training data")
     workers = config.data.dataloader
     return PromptLoader(
-        dataset,
+        datasets.train,
         config.trainer.train_batch_size,
         config.trainer.seed,
         workers.num_workers or 0,

@@ -15,10 +15,6 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 from prefect.states import Completed, State
-from skyrl_core.evaluation.evaluate import evaluate as run_evaluation
-from skyrl_core.evaluation.evaluate import write_dump
-from skyrl_core.generators.metrics import rollout_metrics
-from skyrl_core.weight_sync.sync import sync_weights
 
 from skyrl_core.checkpoint.publish import CheckpointWriter
 from skyrl_core.checkpoint.retention import apply_retention
@@ -32,13 +28,17 @@ from skyrl_core.data.serialization import (
     training_batch_to_bytes,
 )
 from skyrl_core.errors import StateMismatchError
+from skyrl_core.evaluation.evaluate import evaluate as run_evaluation
+from skyrl_core.evaluation.evaluate import write_dump
+from skyrl_core.generators.metrics import rollout_metrics
 from skyrl_core.generators.protocol import InferenceClient
 from skyrl_core.testing import faults
 from skyrl_core.training.scoring import build_training_batch, score
+from skyrl_core.weight_sync.sync import sync_weights
 from tasks.context import StageContext
 
 PROMPTS, ROLLOUTS, BATCH, REPORT = "prompts.json", "rollouts.npz", "batch.npz", "report.json"
-_stage_task = {"cache_policy": NO_CACHE, "persist_result": False, "retries": 0}
+_stage_task: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False, "retries": 0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

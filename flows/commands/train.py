@@ -31,9 +31,8 @@ def prefect_api(config: SkyRLConfig, *, training: bool = True) -> Iterator[str]:
 
     Yields the UI's address. Whatever was started here is stopped on leaving.
     """
-    from skyrl_core.recipes.ensure import prepare_recipe, recipe_missing
-
     from flows.server import ensure_server
+    from skyrl_core.recipes.ensure import prepare_recipe, recipe_missing
 
     missing = recipe_missing(config)
     check_before_start(config, training=training, files=not missing)
@@ -56,7 +55,7 @@ def prefect_api(config: SkyRLConfig, *, training: bool = True) -> Iterator[str]:
 
 
 def flush_reports() -> None:
-    """Send what Prefect still holds back, log records and events: once the server is gone it would wait for it at exit."""
+    """Send the log records and events that Prefect holds back: at exit it would wait for a server that is gone."""
     import sys
 
     if "prefect" not in sys.modules:

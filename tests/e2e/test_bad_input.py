@@ -58,7 +58,7 @@ def test_an_unknown_key_names_the_nearest_before_heavy_imports(project: Project)
     ],
 )
 def test_configuration_and_data_errors_exit_with_2(project: Project, words: list[str], message: str) -> None:
-    code = 1 if "nowhere" == message else 2
+    code = 1 if message == "nowhere" else 2
     assert message in refuse(project, *words, code=code)
     assert not (project.root / "exports").exists() or not list((project.root / "exports").glob("*/metrics.jsonl"))
 

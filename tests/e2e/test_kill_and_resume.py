@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file
 
 from skyrl_core.tracking.metrics_file import MetricsLine
-
 from tests.e2e.conftest import LAST_STEP, RUN, Project, wait_until
 
 

@@ -1,5 +1,6 @@
-"""What the Prefect API knows of a run: setup as a chain, epochs as subflows, stages by name on Ray, and no token ids."""
+"""What the Prefect API knows of a run: setup as a chain, epochs as subflows, stages on Ray, and no token ids."""
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -41,7 +42,7 @@ def train_run(client: SyncPrefectClient, project: Project) -> FlowRun:
 def test_setup_is_a_chain_of_tasks(client: SyncPrefectClient, uninterrupted: Project) -> None:
     runs = {run.name: run for run in task_runs(client, train_run(client, uninterrupted))}
     assert [name for name in SETUP if name not in runs] == []
-    for before, after in zip(SETUP, SETUP[1:], strict=False):
+    for before, after in itertools.pairwise(SETUP):
         inputs = {found.id for found in _task_inputs(runs[after])}
         assert runs[before].id in inputs, f"{after} does not record {before} as its input"
     assert all(runs[name].state_name == "Completed" for name in SETUP)
@@ -62,7 +63,8 @@ def test_epochs_are_subflows_with_every_stage_by_name(client: SyncPrefectClient,
     for step in range(1, LAST_STEP + 1):
         for stage in ("generate", "score", "update", "sync"):
             assert names.count(f"{stage} step {step}") == 1
-    assert [name for name in names if name.startswith("checkpoint")] and f"evaluate step {LAST_STEP}" in names
+    assert [name for name in names if name.startswith("checkpoint")]
+    assert f"evaluate step {LAST_STEP}" in names
 
 
 def test_stages_ran_in_other_processes_than_the_flow(client: SyncPrefectClient, uninterrupted: Project) -> None:

@@ -49,9 +49,7 @@ def test_engines_apart_from_the_trainer_have_bundles_of_their_own(cluster: RayCl
 
 
 def test_every_role_apart(cluster: RayCluster) -> None:
-    placement = place(
-        cluster, "trainer.placement.colocate_all=false", "trainer.placement.colocate_policy_ref=false"
-    )
+    placement = place(cluster, "trainer.placement.colocate_all=false", "trainer.placement.colocate_policy_ref=false")
     try:
         assert bundles(placement) == [1, 1, 1]
     finally:

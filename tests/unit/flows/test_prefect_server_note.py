@@ -52,9 +52,7 @@ def test_a_server_left_by_a_killed_run_is_adopted_and_stopped_by_its_last_user(
     assert not (home / "skyrl-flows-server.json").exists()
 
 
-def test_a_server_that_another_living_run_uses_is_left_running(
-    home: Path, stand_in: "subprocess.Popen[bytes]"
-) -> None:
+def test_a_server_that_another_living_run_uses_is_left_running(home: Path, stand_in: "subprocess.Popen[bytes]") -> None:
     other = subprocess.Popen(SLEEPER)
     try:
         found = server.ensure_server()
@@ -72,7 +70,8 @@ def test_a_server_that_another_living_run_uses_is_left_running(
 
 def test_a_note_whose_process_id_was_used_again_is_not_believed(home: Path) -> None:
     reused = {"pid": os.getpid(), "started": 1.0}
-    (home / "skyrl-flows-server.json").write_text(json.dumps({"api_url": "http://x/api", "server": reused, "users": []}))
+    note = {"api_url": "http://x/api", "server": reused, "users": []}
+    (home / "skyrl-flows-server.json").write_text(json.dumps(note))
     assert server._read_note() is None
 
 
