@@ -137,7 +137,7 @@ class Run:
         )
 
     def evaluation_settings(self) -> str:
-        """What an evaluation depends on besides weights and prompts, as a digest; the run's own digest leaves it out."""
+        """Digest of what an evaluation depends on besides weights and prompts; the run's own leaves it out."""
         generator, trainer = self.config.generator, self.config.trainer
         sampling = generator.eval_sampling_params
         return digest_of(
