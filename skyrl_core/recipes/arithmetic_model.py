@@ -32,12 +32,13 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmUp:
-    """The supervised run that leaves the model able, but not sure: AdamW with a linear rise and fall of the rate.
+    """The supervised run that leaves the model able, but not sure: it knows the way and often slips on it.
 
-    `steps` batches of `batch_size` solutions; `rise_steps` of them raise the learning rate to `lr`.
+    `steps` batches of `batch_size` solutions by AdamW; `rise_steps` of them raise the learning rate to `lr`, where it
+    stays. It is not lowered at the end: that would leave weights that the noise of policy gradients throws off at once.
     """
 
-    steps: int = 200
+    steps: int = 250
     batch_size: int = 32
     lr: float = 1e-3
     rise_steps: int = 20
@@ -136,12 +137,8 @@ def warm_up(
         optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=0.0, betas=(0.9, 0.99))
         model.train()
         for step in range(1, settings.steps + 1):
-            rise, fall = (
-                step / settings.rise_steps,
-                (settings.steps + 1 - step) / (settings.steps - settings.rise_steps),
-            )
             for group in optimizer.param_groups:
-                group["lr"] = settings.lr * min(1.0, rise, fall)
+                group["lr"] = settings.lr * min(1.0, step / settings.rise_steps)
             rows = torch.randint(len(ids), (settings.batch_size,), generator=draws)
             logits = model(input_ids=ids[rows], use_cache=False).logits[:, :-1]
             loss = torch.nn.functional.cross_entropy(
