@@ -27,13 +27,13 @@ from flows.view import RunView
 from skyrl_core.checkpoint.discovery import read_manifest
 from skyrl_core.config import load_config
 from skyrl_core.hooks import load_hook
-from skyrl_core.runtime.cluster import RayCluster, ensure_ray
+from skyrl_core.runtime.cluster import RayCluster, ensure_ray, warm_worker
 from skyrl_core.tracking.build import build_tracker
 from skyrl_core.tracking.metrics_file import MetricsFile, MetricsLine
 from skyrl_core.tracking.plots import render_curves
 from skyrl_core.tracking.protocol import Tracker
 from skyrl_core.tracking.summary import RunSummary
-from tasks import setup
+from tasks import setup, stages
 from tasks.artifacts import RunArtifacts
 
 logger = logging.getLogger(__name__)
@@ -62,6 +62,7 @@ def train(config: str | None = None, overrides: list[str] | None = None) -> dict
         cluster = stack.enter_context(
             ensure_ray(run.name, num_cpus=settings.flow.ray_num_cpus, environment=prefect_environment())
         )
+        warm_worker(stages.__name__)
         loop = _set_up(run, view, tracker, cluster)
         _run_epochs(loop)
         summary = _summarise(loop, time.monotonic() - began)

@@ -9,6 +9,7 @@ from prefect.cache_policies import NO_CACHE
 from skyrl_core.config import SkyRLConfig
 from skyrl_core.data.dataset import PromptDataset
 from skyrl_core.data.loader import PromptLoader
+from skyrl_core.environments.registry import environment_class
 from skyrl_core.errors import ConfigurationError
 from skyrl_core.generators.protocol import Generator
 from skyrl_core.generators.templates import chat_template
@@ -81,11 +82,13 @@ def load_tokenizer_task(config: SkyRLConfig) -> "PreTrainedTokenizerBase":
 def load_datasets(
     config: SkyRLConfig, tokenizer: "PreTrainedTokenizerBase", training: bool, validation: bool
 ) -> Datasets:
-    """Training and validation prompts."""
+    """Training and validation prompts. Raises ConfigurationError when nothing answers to an environment they name."""
     factory = load_hook(config.hooks.datasets, "hooks.datasets", load_datasets_default)
     datasets: Datasets = factory(config, tokenizer, training=training, validation=validation)
     for name, dataset in (("train", datasets.train), ("validation", datasets.validation)):
         if dataset is not None:
+            for env_class in sorted(dataset.env_classes):
+                environment_class(env_class)
             logger.info("%s data: %s", name, dataset.counts)
     return datasets
 

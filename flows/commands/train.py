@@ -1,6 +1,7 @@
 """`skyrl-flows train`: one command that starts what is missing, trains, and sums up."""
 
 import argparse
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -46,6 +47,8 @@ def prefect_api(config: SkyRLConfig, *, training: bool = True) -> Iterator[str]:
         if missing:
             prepare_recipe(config)
             check_before_start(config, training=training)
+        # Importing takes about as long as the server needs to start.
+        importlib.import_module("flows.train" if training else "flows.evaluate")
         server.wait_ready(config.flow.prefect_start_timeout_seconds)
         yield server.ui_url
     finally:

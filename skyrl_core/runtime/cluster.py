@@ -1,5 +1,6 @@
 """One Ray connection per flow process: join the cluster that is there, or start a local one and stop it at the end."""
 
+import importlib
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -72,6 +73,11 @@ def ensure_ray(
         yield RayCluster(address=context.address_info["address"], started=not address, can_grow=bool(address))
     finally:
         ray.shutdown()
+
+
+def warm_worker(module: str) -> None:
+    """Have one idle worker import `module` in the background, so that the first task that needs it does not wait."""
+    ray.remote(num_cpus=0, max_retries=0)(importlib.import_module).remote(module)
 
 
 def worker_environment(extra: Mapping[str, str]) -> dict[str, str]:

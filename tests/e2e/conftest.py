@@ -122,7 +122,7 @@ class Project:
         self.processes.append(process)
         return process
 
-    def run(self, *words: str, faults: str | None = None, command: str = "train", timeout: float = 300.0) -> str:
+    def run(self, *words: str, faults: str | None = None, command: str = "train", timeout: float = 900.0) -> str:
         """Run to the end and return the output; a run that should succeed and does not shows its output."""
         process = self.start(*words, faults=faults, command=command)
         output, _ = process.communicate(timeout=timeout)
@@ -195,7 +195,7 @@ def uninterrupted(new_project: Callable[[], Project]) -> Project:
     return project
 
 
-def wait_until(condition: Callable[[], bool], process: "subprocess.Popen[str]", timeout: float = 120.0) -> None:
+def wait_until(condition: Callable[[], bool], process: "subprocess.Popen[str]", timeout: float = 300.0) -> None:
     """Return when `condition` holds; fail when the process ends first or time runs out."""
     deadline = time.monotonic() + timeout
     while not condition():

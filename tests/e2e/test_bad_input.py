@@ -13,7 +13,7 @@ from tests.e2e.conftest import RUN, Project, wait_until
 def refuse(project: Project, *words: str, code: int, command: str = "train") -> str:
     """Run what must fail; returns what it printed."""
     process = project.start(*words, command=command)
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=900)
     assert process.returncode == code, output
     assert "Traceback" not in output
     assert sum(line.startswith("error: ") for line in output.splitlines()) == 1, output
@@ -134,7 +134,7 @@ def test_a_second_process_on_the_same_run_is_refused_while_the_first_goes_on(pro
     wait_until(lambda: (project.root / "checkpoints" / "k" / "run.json").exists(), first)
     output = refuse(project, RUN, code=1)
     assert f"process {first.pid}" in output
-    rest, _ = first.communicate(timeout=300)
+    rest, _ = first.communicate(timeout=900)
     assert first.returncode == 0, rest
 
 

@@ -46,15 +46,14 @@ def assert_same_run(project: Project, reference: Project) -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        "generate.sampled@step=3:kill-flow",
-        "update.between_minibatches@step=3,minibatch=0:kill-flow",
-        "checkpoint.written@step=4:kill-flow",
+        pytest.param("generate.sampled@step=3:kill-flow", id="inside generate", marks=pytest.mark.slow),
+        pytest.param("update.between_minibatches@step=3,minibatch=0:kill-flow", id="between two optimizer steps"),
+        pytest.param("checkpoint.written@step=4:kill-flow", id="inside a checkpoint's write", marks=pytest.mark.slow),
     ],
-    ids=["inside generate", "between two optimizer steps", "inside a checkpoint's write"],
 )
 def test_a_killed_flow_process_continues_bit_for_bit(fault: str, project: Project, uninterrupted: Project) -> None:
     killed = project.start(RUN, faults=fault)
-    output, _ = killed.communicate(timeout=300)
+    output, _ = killed.communicate(timeout=900)
     assert killed.returncode == -signal.SIGKILL, output
     project.run(RUN)
     assert_same_run(project, uninterrupted)

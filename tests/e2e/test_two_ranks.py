@@ -12,6 +12,7 @@ TWO = [
 ]
 
 
+@pytest.mark.slow
 def test_two_ranks_and_two_engines_run_the_whole_job_and_heal(project: Project, uninterrupted: Project) -> None:
     fault = "update.between_minibatches@step=3,minibatch=0,rank=1:kill-self"
     output = project.run(RUN, *TWO, faults=fault)
