@@ -65,6 +65,7 @@ LEFT_OUT = (
     "generator.inference_engine.weight_transfer_threshold_cuda_ipc_GB",
     "generator.inference_engine.timeout_seconds",
     "environment.skyrl_gym.max_env_workers",
+    "environment.timeout_seconds",
     "flow.*",
 )
 """Keys, as patterns, that may differ between a run and its continuation."""

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from skyrl_core.config.section import Count, PathText, Section
+from skyrl_core.config.section import Count, PathText, Positive, Section, ours
 
 
 class Text2SQLConfig(Section):
@@ -44,4 +44,7 @@ class EnvironmentConfig(Section):
     """`environment`."""
 
     env_class: str = Field("gsm8k", description="environment of prompts that name none")
+    timeout_seconds: Positive = Field(
+        300.0, description=ours("longest time one call of an environment may take; then its trajectory fails")
+    )
     skyrl_gym: SkyRLGymConfig = Field(SkyRLGymConfig(), description="parameters of skyrl-gym's environments")

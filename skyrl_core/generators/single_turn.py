@@ -63,24 +63,16 @@ class SingleTurnGenerator:
     """Generator over skyrl-gym environments that answer once.
 
     Environments run in threads (environment.skyrl_gym.max_env_workers of them) because they may block. An exception in
-    one, a missing reward, or a call longer than `environment_timeout_seconds` fails that trajectory only. What is wrong
+    one, a missing reward, or a call longer than environment.timeout_seconds fails that trajectory only. What is wrong
     for good stops the step: a ConfigurationError (unknown environment, missing file), a reward that is NaN, infinite
     or no number (RewardError).
     """
 
-    def __init__(
-        self,
-        tokenizer: "PreTrainedTokenizerBase",
-        client: InferenceClient,
-        config: SkyRLConfig,
-        *,
-        environment_timeout_seconds: float = 300.0,
-    ) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", client: InferenceClient, config: SkyRLConfig) -> None:
         self._tokenizer = tokenizer
         self._client = client
         self._config = config
         self._template = chat_template(config.generator.chat_template)
-        self._timeout = environment_timeout_seconds
 
     async def generate(
         self,
@@ -93,12 +85,13 @@ class SingleTurnGenerator:
         purpose: Purpose,
     ) -> list[Rollout]:
         """See Generator. Raises RolloutError naming the prompt when one is longer than generator.max_input_length."""
+        environment = self._config.environment
         trajectories = [
             _Trajectory(prompt=prompt, sample_index=index, messages=[dict(message) for message in prompt.messages])
             for prompt in prompts
             for index in range(n_samples)
         ]
-        with BlockingPool(self._config.environment.skyrl_gym.max_env_workers, self._timeout) as pool:
+        with BlockingPool(environment.skyrl_gym.max_env_workers, environment.timeout_seconds) as pool:
             try:
                 await _in_order(self._open(pool, trajectory) for trajectory in trajectories)
                 self._tokenize(trajectories)

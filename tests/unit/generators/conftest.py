@@ -100,12 +100,10 @@ def configured(**changes: Any) -> SkyRLConfig:
 
 @pytest.fixture
 def make_generator(tokenizer: Any) -> Callable[..., tuple[SingleTurnGenerator, FakeEngine]]:
-    def make(
-        texts: Sequence[str], *, eos: bool = True, timeout: float = 60.0, **changes: Any
-    ) -> tuple[SingleTurnGenerator, FakeEngine]:
+    def make(texts: Sequence[str], *, eos: bool = True, **changes: Any) -> tuple[SingleTurnGenerator, FakeEngine]:
         engine = FakeEngine(scripted_texts(tokenizer, texts, eos=eos), version=3)
         client = EngineClient([LocalTransport(engine)])
         config = configured(**changes)
-        return SingleTurnGenerator(tokenizer, client, config, environment_timeout_seconds=timeout), engine
+        return SingleTurnGenerator(tokenizer, client, config), engine
 
     return make

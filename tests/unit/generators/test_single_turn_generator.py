@@ -149,7 +149,7 @@ def test_an_environment_that_hangs_fails_its_trajectory_and_starves_no_other(
     hanging = [make_prompt(100 + i, fail={"step": lambda: release.wait()}) for i in range(2)]
     generator, _ = make_generator(
         [str(i) for i in (0, 0, 0, 1, 2)],
-        timeout=0.3,
+        environment__timeout_seconds=0.3,
         trainer__max_failed_fraction=0.5,
         environment__skyrl_gym__max_env_workers=1,
     )

@@ -58,6 +58,16 @@ def test_a_token_of_probability_zero_is_never_drawn(uniform):
     assert draw(logprobs, torch.tensor([uniform], dtype=torch.float64)).item() in (1, 3)
 
 
+def test_a_uniform_on_the_border_belongs_to_the_next_token():
+    assert draw(_logits([0.5, 0.5]), torch.tensor([0.5], dtype=torch.float64)).item() == 1
+
+
+def test_a_uniform_is_a_share_of_the_total_even_when_the_total_is_not_one():
+    # Cumulative sums .48 and .96: half of the total ends at .48, so .499 of it is still the first token.
+    assert draw(_logits([0.48, 0.48]), torch.tensor([0.499], dtype=torch.float64)).item() == 0
+    assert draw(_logits([0.48, 0.48]), torch.tensor([0.501], dtype=torch.float64)).item() == 1
+
+
 def test_mass_that_rounding_lost_does_not_go_to_the_tail():
     # A thousand equal fp32 log-probabilities do not sum to exactly 1; the largest uniform still finds the last token.
     logprobs = torch.full((1, 1000), -math.log(1000.0))

@@ -2,7 +2,7 @@
 
 import bisect
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from skyrl_core.config.sampling import SamplingParams
 from skyrl_core.errors import ConfigurationError, RolloutError, WeightSyncError
 from skyrl_core.generators.protocol import GenerationOutput, GenerationRequest
+from skyrl_core.inference.decoding import decode_batch
 from skyrl_core.inference.transformers_engine import TransformersEngine
 
 CHATS = ["1+1=", "12+34=", "hello", "7", "12+34=", "a longer question, with a comma"]
@@ -41,7 +42,9 @@ def engine(tied_model: Path, tokenizer: Any) -> TransformersEngine:
     return TransformersEngine(str(tied_model), tokenizer=tokenizer)
 
 
-def _reference(model: Any, request: GenerationRequest, sampling: SamplingParams) -> tuple[list[int], list[float], str]:
+def _reference(
+    model: Any, request: GenerationRequest, sampling: SamplingParams, stops: Collection[int] = (EOS,)
+) -> tuple[list[int], list[float], str]:
     """One row at a time, no cache, no padding, plain Python for the draw."""
     ids, chosen, logprobs = request.prompt_ids.tolist(), [], []
     uniforms = np.random.Generator(np.random.Philox(key=request.seed)).random(sampling.max_generate_length)
@@ -57,7 +60,7 @@ def _reference(model: Any, request: GenerationRequest, sampling: SamplingParams)
             token = bisect.bisect_right(cumulative.tolist(), float(uniform) * float(cumulative[-1]))
         chosen.append(token)
         logprobs.append(float(row[token]))
-        if token == EOS:
+        if token in stops:
             return chosen, logprobs, "stop"
     return chosen, logprobs, "length"
 
@@ -113,6 +116,30 @@ def test_repeated_calls_give_the_same_bits(engine: TransformersEngine, tokenizer
     assert _same(first, TransformersEngine(str(tied_model), tokenizer=tokenizer).generate(requests, sampling))
 
 
+def test_rows_that_end_early_leave_the_others_as_they_are(tied_model: Path, tokenizer: Any):
+    # Every seventh token ends a response: rows end all the time, and are dropped from the computation in groups.
+    stops = range(0, 100, 7)
+    model = AutoModelForCausalLM.from_pretrained(tied_model)
+    sampling = SamplingParams(max_generate_length=16)
+    requests = _requests(tokenizer, CHATS * 3)
+    batch = decode_batch(
+        model.eval(),
+        [request.prompt_ids for request in requests],
+        [request.seed for request in requests],
+        sampling,
+        stop_ids=stops,
+        stop_check=None,
+        pad_id=0,
+    )
+    assert len(set(batch.lengths.tolist())) > 5
+    for row, request in enumerate(requests):
+        ids, logprobs, reason = _reference(model, request, sampling, stops)
+        length = int(batch.lengths[row])
+        assert batch.token_ids[row, :length].tolist() == ids
+        assert batch.logprobs[row, :length] == pytest.approx(logprobs, abs=1e-5)
+        assert batch.stopped[row] == (reason == "stop")
+
+
 def test_samples_of_one_prompt_differ_by_their_seeds(engine: TransformersEngine, tokenizer: Any):
     asked = _requests(tokenizer, ["5+5="] * 8)
     outputs = engine.generate(asked, SamplingParams(max_generate_length=8))
@@ -164,12 +191,14 @@ def test_repetition_penalty_counts_prompt_and_response_but_not_padding(engine: T
     model = engine._model
     for asked, output in zip(requests, engine.generate(requests, sampling), strict=True):
         ids = asked.prompt_ids.tolist()
-        for token in output.token_ids.tolist():
+        assert output.logprobs is not None
+        for token, logprob in zip(output.token_ids.tolist(), output.logprobs.tolist(), strict=True):
             with torch.no_grad():
                 logits = model(torch.tensor([ids])).logits[0, -1]
             for seen in set(ids):
                 logits[seen] = logits[seen] / 5.0 if logits[seen] > 0 else logits[seen] * 5.0
             assert token == int(logits.argmax())
+            assert logprob == pytest.approx(float(torch.log_softmax(logits, dim=-1)[token]), abs=1e-5)
             ids.append(token)
 
 
