@@ -32,12 +32,8 @@ def load_tokenizer(path: str, *, use_fast: bool = True, trust_remote_code: bool 
     if folder is not None and not _any_file(folder, TOKENIZER_FILES) and not trust_remote_code:
         raise ConfigurationError(f"{path} holds no tokenizer: looked for one of {', '.join(TOKENIZER_FILES)}")
 
-    from transformers import AutoTokenizer
-
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            path if folder is None else str(folder), use_fast=use_fast, trust_remote_code=trust_remote_code
-        )
+        tokenizer = _load(path, folder, trust_remote_code)
     except Exception as error:  # transformers raises whatever its parsers and the hub client raise
         raise ConfigurationError(f"no tokenizer can be loaded from {path}: {_one_line(error)}") from error
     if tokenizer.is_fast and not use_fast:
@@ -112,6 +108,24 @@ def _local_folder(path: str) -> Path | None:
     if not _HUB_NAME.match(path):
         raise ConfigurationError(f"{path} does not exist: it is neither a model folder nor a Hugging Face model name")
     return None
+
+
+def _load(path: str, folder: Path | None, trust_remote_code: bool) -> "PreTrainedTokenizerBase":
+    """The tokenizer by transformers' generic class where the folder was saved by it, else by its AutoTokenizer.
+
+    Both give the same, but AutoTokenizer imports every part of torch first, which takes seconds in each of the
+    processes that load one.
+    """
+    described = folder / "tokenizer_config.json" if folder is not None else None
+    if described is not None and described.is_file():
+        settings = _read_object(described)
+        if settings.get("tokenizer_class") == "TokenizersBackend" and "auto_map" not in settings:
+            from transformers import PreTrainedTokenizerFast
+
+            return PreTrainedTokenizerFast.from_pretrained(str(folder))
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(folder or path), trust_remote_code=trust_remote_code)
 
 
 def _any_file(folder: Path, patterns: Iterable[str]) -> bool:

@@ -27,6 +27,23 @@ def test_pads_on_the_left_with_its_padding_token(folder: Path) -> None:
     assert tokenizer(["1", "10"], padding=True)["input_ids"] == [[0, 9], [9, 8]]
 
 
+def test_loads_the_same_as_transformers_own_choice_without_importing_torch(folder: Path) -> None:
+    code = (
+        "import sys; from skyrl_core.data.tokenizer import load_tokenizer; load_tokenizer(sys.argv[1]); "
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(folder)], check=True)
+
+    from transformers import AutoTokenizer
+
+    ours, auto = load_tokenizer(str(folder)), AutoTokenizer.from_pretrained(str(folder))
+    assert type(ours) is type(auto)
+    assert ours.get_vocab() == auto.get_vocab()
+    assert ours.backend_tokenizer.to_str() == auto.backend_tokenizer.to_str()
+    assert ours.special_tokens_map == auto.special_tokens_map
+    assert ours.chat_template == auto.chat_template
+
+
 def edit(folder: Path, target: Path, change: Callable[[dict[str, object]], None]) -> Path:
     for file in folder.iterdir():
         (target / file.name).write_bytes(file.read_bytes())
