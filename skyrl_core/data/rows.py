@@ -19,26 +19,6 @@ def is_data_file(source: str) -> bool:
     return _kind(source) in FILE_KINDS
 
 
-def check_sources(sources: Sequence[str], key: str) -> None:
-    """Raise DatasetError when a local file among `sources` is missing, without importing or reading anything.
-
-    `key` is the configuration key that names them. Names for the hub and URLs are not looked at.
-    """
-    if not sources:
-        raise DatasetError(f"{key} is empty: name at least one parquet, json or jsonl file or Hugging Face dataset")
-    for source in sources:
-        if "://" in source:
-            continue
-        path = os.path.expanduser(source)
-        if is_data_file(source):
-            if not os.path.isfile(path):
-                raise DatasetError(f"{key}: {source} does not exist")
-        elif os.path.isabs(path) or source.startswith((".", "~")) or source.count("/") > 1 or os.path.isfile(path):
-            raise DatasetError(
-                f"{key}: {source} is neither a {', '.join(FILE_KINDS)} file nor a Hugging Face dataset (name:split)"
-            )
-
-
 def source_labels(sources: Sequence[str]) -> list[str]:
     """A short name for each source, unique among them and independent of the folder the data lies in.
 

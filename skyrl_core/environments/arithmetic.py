@@ -6,7 +6,7 @@ from typing import Any
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
 # Sum of the units, sum of the tens with the carry, then the answer: 38+45 is worked as "13,08;83".
-_WORKED_SOLUTION = re.compile(r"\d\d,\d\d;\d{1,3}")
+_WORKED_SOLUTION = re.compile(r"[0-9]{2},[0-9]{2};[0-9]{1,3}")
 
 
 class ArithmeticEnv(BaseTextEnv):

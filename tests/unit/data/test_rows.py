@@ -8,7 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from skyrl_core.data.rows import check_sources, read_rows, source_labels, without_absent
+from skyrl_core.data.rows import read_rows, source_labels, without_absent
 from skyrl_core.errors import DatasetError
 
 ROWS: list[dict[str, Any]] = [
@@ -136,13 +136,3 @@ def test_sources_are_labelled_by_what_tells_them_apart(sources: list[str], label
 def test_a_source_given_twice_is_refused(sources: list[str]) -> None:
     with pytest.raises(DatasetError, match="given twice"):
         source_labels(sources)
-
-
-def test_missing_local_files_are_found_without_reading(tmp_path: Path) -> None:
-    there = write(tmp_path / "train.jsonl", ROWS)
-    check_sources([there, "team/sums:train", "gsm8k", "s3://bucket/train.parquet"], "data.train_data")
-    for wrong in (str(tmp_path / "gone.parquet"), str(tmp_path), "./sums", "a/b/c"):
-        with pytest.raises(DatasetError, match=r"^data\.train_data: "):
-            check_sources([there, wrong], "data.train_data")
-    with pytest.raises(DatasetError, match=r"data\.val_data is empty"):
-        check_sources([], "data.val_data")
