@@ -139,14 +139,20 @@ class TransformersEngine:
     def begin_update(self) -> None:
         """Start a new weight update: what an earlier, unfinished one loaded counts no more."""
         with self._lock:
+            self._check_weights_awake()
             self._version = None
             self._weights.begin()
 
     def load_weights(self, named: Mapping[str, Tensor]) -> None:
         """Copy full tensors under their Hugging Face names. Raises WeightSyncError naming what is wrong."""
         with self._lock:
+            self._check_weights_awake()
             self._version = None
             self._weights.load(named)
+
+    def _check_weights_awake(self) -> None:
+        if "weights" not in self._awake:
+            raise WeightSyncError(f'{self.name} is asleep: call wake_up(["weights"]) before sending weights')
 
     def finish_update(self, version: int) -> None:
         """Name the loaded weights `version`. Raises WeightSyncError naming parameters that were not sent."""

@@ -317,6 +317,8 @@ def test_an_engine_on_cpu_sleeps_without_losing_anything_and_refuses_to_generate
     engine.sleep(level)
     with pytest.raises(RolloutError, match=r"asleep \(weights, kv_cache\)"):
         engine.generate(asked, sampling)
+    with pytest.raises(WeightSyncError, match=r"asleep: call wake_up"):
+        engine.begin_update()
     engine.wake_up(["weights"])
     with pytest.raises(RolloutError, match=r"asleep \(kv_cache\)"):
         engine.generate(asked, sampling)
