@@ -110,7 +110,10 @@ def test_sapo_gates_softly_with_a_temperature_for_each_sign() -> None:
 
 
 def test_sapo_takes_the_negative_temperature_at_advantage_zero() -> None:
-    assert run("sapo", tokens([1.0], [0.0]), sapo=SAPOConfig(tau_pos=1.0, tau_neg=2.0))[1] == [0.0]
+    """At r = 1 + ln 3 and τ = 2: σ = 9/10, so 1 - 4·0.9·0.1 = 0.64 of the gradient is gated away."""
+    output, loss, _ = run("sapo", tokens([1 + math.log(3)], [0.0]), sapo=SAPOConfig(tau_pos=1.0, tau_neg=2.0))
+    assert loss == [0.0]
+    assert output.token_metrics["clip_ratio"][0].tolist() == pytest.approx([0.64])
 
 
 def test_cispo_bounds_the_weight_and_keeps_the_gradient() -> None:
