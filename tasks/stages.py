@@ -73,7 +73,8 @@ def _generate(context: StageContext, inputs: StageInputs, prompts: StageRecord) 
     )
     seconds = time.monotonic() - began
     faults.point("generate.sampled", step=step)
-    metrics = rollout_metrics(rollouts, config.generator.n_samples_per_prompt)
+    end_ids = {token for token in (context.tokenizer().eos_token_id,) if token is not None}
+    metrics = rollout_metrics(rollouts, config.generator.n_samples_per_prompt, end_ids)
     tokens = sum(len(rollout.response_ids) for rollout in rollouts)
     metrics["generate/tokens_per_second"] = tokens / max(seconds, 1e-9)
     return {ROLLOUTS: rollouts_to_bytes(RolloutBatch(step=step, rollouts=rollouts))}, {

@@ -3,6 +3,7 @@
 import importlib
 import logging
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import ray
 from skyrl_core.errors import OrchestrationError
 from skyrl_core.testing.faults import FAULTS_DIR_VARIABLE, FAULTS_VARIABLE, FLOW_PID_VARIABLE
 
+_KNOCK_SECONDS = 5.0
 _FORWARDED = ("PYTHONPATH", "HF_HUB_OFFLINE", "HF_HOME", FAULTS_VARIABLE, FAULTS_DIR_VARIABLE)
 
 
@@ -61,6 +63,8 @@ def ensure_ray(
     if not address:
         arguments |= {"include_dashboard": False, "num_cpus": num_cpus}
     try:
+        if address:
+            _knock(address)
         context = ray.init(**arguments)
     except Exception as error:
         if address:
@@ -73,6 +77,13 @@ def ensure_ray(
         yield RayCluster(address=context.address_info["address"], started=not address, can_grow=bool(address))
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raise OSError when nothing listens at `host:port`; Ray itself would go on trying for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=_KNOCK_SECONDS).close()
 
 
 def warm_worker(module: str) -> None:
