@@ -78,7 +78,7 @@ def list_checkpoints(root: str | Path | Storage, *, verify: Verify = "size") -> 
 def checkpoint_at(path: str | Path, *, verify: Verify = "full") -> tuple[CheckpointRef, CheckpointManifest]:
     """The checkpoint in exactly this folder.
 
-    Raises CheckpointError when there is none, CorruptCheckpointError naming the file that is missing, short, or altered.
+    Raises CheckpointError when there is none, CorruptCheckpointError naming a file that is missing, short, or altered.
     """
     storage = open_storage(path)
     manifest = check_complete(storage, "", verify=verify)
@@ -169,7 +169,8 @@ def _no_manifest(storage: Storage, folder: str) -> CheckpointError:
 
 def _folders_by_step(storage: Storage) -> dict[int, list[str]]:
     """The folders that may hold a step's checkpoint, the step's own one first."""
-    own, replaced = {}, {}
+    own: dict[int, list[str]] = {}
+    replaced: dict[int, list[str]] = {}
     try:
         names = storage.names("")
     except OSError as error:

@@ -7,9 +7,7 @@ from skyrl_core.data.references import CheckpointRef
 from skyrl_core.errors import ConfigurationError
 
 
-def starting_point(
-    root: str, *, mode: str | None, path: str | None, name: str, started: bool
-) -> CheckpointRef | None:
+def starting_point(root: str, *, mode: str | None, path: str | None, name: str, started: bool) -> CheckpointRef | None:
     """The foreign checkpoint that a run begins with, or None: it begins with the start model, or goes on by itself.
 
     `started` tells that the run has a past. Raises ConfigurationError when `resume_mode=none` would overwrite it,
