@@ -9,7 +9,6 @@ import logging
 from dataclasses import dataclass
 
 import ray
-from skyrl_core.weight_sync.sync import sync_weights
 
 from flows.run import Run
 from flows.view import RunView
@@ -20,6 +19,7 @@ from skyrl_core.runtime.engines import EngineGroup, launch_engine, wait_started
 from skyrl_core.runtime.placement import Placement
 from skyrl_core.runtime.trainer import TrainerStatus, start_policy, start_reference
 from skyrl_core.runtime.worker_group import WorkerGroup
+from skyrl_core.weight_sync.sync import sync_weights
 from tasks.stages import BATCH
 
 logger = logging.getLogger(__name__)

@@ -19,9 +19,9 @@ def run(args: argparse.Namespace) -> int:
 
     with prefect_api(config, training=False):
         from rich.console import Console
-        from skyrl_core.evaluation.metrics import EvalReport, report_table
 
         from flows.evaluate import evaluate
+        from skyrl_core.evaluation.metrics import EvalReport, report_table
 
         report = EvalReport.from_json(evaluate(config=config_file, overrides=overrides, checkpoint=args.checkpoint))
     Console().print(report_table(report))
