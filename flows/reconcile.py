@@ -146,16 +146,19 @@ class Reconciler:
         trainer = run.actors.trainer
         if trainer is None:
             raise StateMismatchError("this run has no trainer")
-        candidates = [found for found in run.checkpoints() if found.step <= version]
-        newest = candidates[-1] if candidates else None
         held = status.version
         usable = held is not None and held <= version and self._holds(status, held)
-        if usable and held is not None and (newest is None or held >= newest.step):
+        for found in reversed([found for found in run.checkpoints() if found.step <= version]):
+            if usable and held is not None and held >= found.step:
+                break
+            self._view.note(f"restoring checkpoint global_step_{found.step}")
+            trainer.load(found.uri, optimizer=found is not run.base or run.config.trainer.restore_optimizer)
+            if self._holds(trainer.status(), found.step):
+                return found.step
+            usable = False
+            self._view.note(f"global_step_{found.step} belongs to another history of this run: looking further back")
+        if usable and held is not None:
             return held
-        if newest is not None:
-            self._view.note(f"restoring checkpoint global_step_{newest.step}")
-            trainer.load(newest.uri, optimizer=newest is not run.base or run.config.trainer.restore_optimizer)
-            return newest.step
         self._view.note("no checkpoint yet: starting again from the start model")
         self._rebuild_policy()
         return 0

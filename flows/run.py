@@ -58,6 +58,7 @@ class Run:
     export_dir: Path
     lines: list[MetricsLine] = field(default_factory=list)
     base: CheckpointRef | None = None
+    fresh: bool = True
     _loader: PromptLoader | None = None
     _datasets: Datasets | None = None
     _actors: Actors | None = None
@@ -217,6 +218,7 @@ def open_run(config: SkyRLConfig, *, flow_run_id: str = "") -> Iterator[Run]:
     with ExitStack() as stack:
         lease = stack.enter_context(Lease.acquire(root, {"flow_run_id": flow_run_id}))
         store = RunStore.open(root, fence=lease.token)
+        fresh = store.read_json(RUN_DOCUMENT) is None
         document, base = _identify(config, name, store)
         clean_leftovers(root, fence=lease.token)
         run = Run(
@@ -226,6 +228,7 @@ def open_run(config: SkyRLConfig, *, flow_run_id: str = "") -> Iterator[Run]:
             lease=lease,
             document=document,
             base=base,
+            fresh=fresh,
             export_dir=Path(config.trainer.export_path).expanduser() / name,
         )
         run.lines = [_line(record) for record in store.records("step")]
@@ -253,6 +256,7 @@ def _identify(config: SkyRLConfig, name: str, store: RunStore) -> tuple[dict[str
         path=config.trainer.resume_path,
         name=name,
         started=document is not None,
+        started_from=document["start_checkpoint"] if document is not None else None,
     )
     if document is None:
         start: dict[str, Any] = {"config": digest, "model": config.trainer.policy.model.path}

@@ -57,6 +57,9 @@ def train(config: str | None = None, overrides: list[str] | None = None) -> dict
         run = stack.enter_context(open_run(settings, flow_run_id=str(flow_run.id or "")))
         _name_flow_run(run)
         view = stack.enter_context(RunView.open(settings.flow.show, None, run.name))
+        if run.fresh:
+            begins = f"from {run.base.uri}" if run.base is not None else "fresh"
+            view.note(f"run {run.name}: nothing to resume in {run.store.uri}, starting {begins}")
         tracker = stack.enter_context(_tracking(run))
         # Entered last, so that Ray — and every actor with it — is gone before the lease is given back.
         cluster = stack.enter_context(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from skyrl_core.data.run_store import RunStore
 from skyrl_core.tracking.metrics_file import MetricsLine
 from tests.e2e.conftest import LAST_STEP, RUN, Project, wait_until
 
@@ -55,8 +56,20 @@ def test_a_killed_flow_process_continues_bit_for_bit(fault: str, project: Projec
     killed = project.start(RUN, faults=fault)
     output, _ = killed.communicate(timeout=900)
     assert killed.returncode == -signal.SIGKILL, output
+    assert "nothing to resume" in output
     project.run(RUN)
     assert_same_run(project, uninterrupted)
+    # Stages that were finished before the kill were not done again: their records are the first writer's.
+    store = RunStore.open(project.root / "checkpoints" / "k")
+    made_by = {
+        (record.stage, record.step): record.fence
+        for stage in ("generate", "score", "update")
+        for record in store.records(stage)
+    }
+    assert {writer for (_, step), writer in made_by.items() if step < 3} == {1}
+    assert {writer for (_, step), writer in made_by.items() if step > 4} == {2}
+    if fault.startswith("update"):
+        assert (made_by["generate", 3], made_by["score", 3], made_by["update", 3]) == (1, 1, 2)
 
 
 @pytest.mark.slow

@@ -207,3 +207,12 @@ def test_a_named_checkpoint_must_be_one(tmp_path: Path) -> None:
     ref = save(tmp_path, 2, b"two")
     found = starting_point(str(tmp_path), mode="from_path", path=ref.uri, name="k", started=False)
     assert found == ref
+
+
+def test_a_run_that_began_with_a_checkpoint_keeps_it_and_takes_no_other(tmp_path: Path) -> None:
+    first, other = save(tmp_path / "a", 2, b"two"), save(tmp_path / "b", 4, b"four")
+    past: dict[str, Any] = {"name": "k", "started": True, "started_from": first.uri}
+    assert starting_point(str(tmp_path), mode="latest", path=None, **past) == first
+    assert starting_point(str(tmp_path), mode="from_path", path=first.uri, **past) == first
+    with pytest.raises(ConfigurationError, match=r"another trainer\.run_name"):
+        starting_point(str(tmp_path), mode="from_path", path=other.uri, **past)
