@@ -21,7 +21,8 @@ def run(args: argparse.Namespace) -> int:
         from rich.console import Console
 
         from flows.evaluate import evaluate
-        from skyrl_core.evaluation.metrics import EvalReport, report_table
+        from skyrl_core.evaluation.metrics import EvalReport
+        from skyrl_core.evaluation.report_table import report_table
 
         report = EvalReport.from_json(evaluate(config=config_file, overrides=overrides, checkpoint=args.checkpoint))
     Console().print(report_table(report))

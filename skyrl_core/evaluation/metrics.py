@@ -4,14 +4,11 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from skyrl_core.data.carriers import Rollout
 from skyrl_core.environments.metrics import aggregate_env_metrics
 from skyrl_core.errors import RolloutError
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
@@ -165,25 +162,3 @@ def _mean(values: Iterable[float]) -> float:
 def _scores_from(content: Mapping[str, Any]) -> SourceScores:
     pass_at = {int(k): float(value) for k, value in content["pass_at"].items()}
     return SourceScores(**{**content, "pass_at": pass_at})
-
-
-def report_table(report: EvalReport) -> "Table":
-    """The report for a terminal: a row for each data source, and one for all when there are several."""
-    from rich.table import Table
-
-    rows = list(report.sources.items())
-    if len(rows) != 1:
-        rows.append(("all", report.overall))
-    ks = sorted({k for _, scores in rows for k in scores.pass_at})
-    table = Table("data source", "prompts", "score", "± s.e.", *(f"pass@{k}" for k in ks), "greedy", "failed")
-    for source, scores in rows:
-        table.add_row(
-            source,
-            str(scores.prompts),
-            f"{scores.avg_score:.3f}",
-            "" if scores.standard_error is None else f"{scores.standard_error:.3f}",
-            *(f"{scores.pass_at[k]:.3f}" if k in scores.pass_at else "" for k in ks),
-            "" if scores.greedy_score is None else f"{scores.greedy_score:.3f}",
-            str(scores.failed),
-        )
-    return table

@@ -1,6 +1,5 @@
 """Evaluation scores, worked out by hand and by brute force."""
 
-import io
 import itertools
 import math
 from typing import Any
@@ -17,7 +16,6 @@ from skyrl_core.evaluation.metrics import (
     build_report,
     clustered_standard_error,
     pass_at_k,
-    report_table,
 )
 
 
@@ -169,16 +167,3 @@ def test_nothing_to_score_is_an_error(rollouts: list[Rollout]):
 def test_a_report_survives_json():
     report = build_report([_rollout("a", 1.0), _rollout("b", 0.0, source="other")], [_rollout("a", 1.0)])
     assert EvalReport.from_json(report.to_json()) == report
-
-
-def test_the_table_shows_sources_and_adds_all_when_there_are_several():
-    from rich.console import Console
-
-    console = Console(width=120, record=True, file=io.StringIO())
-    console.print(report_table(build_report([_rollout("a", 1.0), _rollout("b", 0.0)])))
-    single = console.export_text()
-    assert "gsm8k" in single
-    assert "0.500" in single
-    assert "all" not in single
-    console.print(report_table(build_report([_rollout("a", 1.0), _rollout("b", 0.0, source="other")])))
-    assert "all" in console.export_text()
