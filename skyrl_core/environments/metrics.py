@@ -1,5 +1,7 @@
 """Environment metrics of many trajectories, averaged by count."""
 
+import logging
+import math
 import numbers
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -7,14 +9,17 @@ from typing import Any
 
 from skyrl_core.environments.registry import environment_class
 
+log = logging.getLogger(__name__)
+
 
 def aggregate_env_metrics(env_classes: Sequence[str], metrics: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """One number per metric over trajectories: `env_classes[i]` reported `metrics[i]`.
 
-    Each environment class aggregates its own trajectories (its `aggregate_metrics`; skyrl-gym's default is the mean of
-    each number over the trajectories that report it). A metric of several classes is their mean weighted by the number
-    of trajectories that report it, or, where the class forms it anew, by the class's number of trajectories. Give all
-    trajectories of all batches at once: means of batches of different size cannot be averaged again.
+    Each environment class aggregates its own trajectories (its `aggregate_metrics`; skyrl-gym's default is the mean
+    of each number over the trajectories that report it). A metric of several classes is their mean weighted by the
+    number of trajectories that report it, or, where the class forms it anew, by the class's number of trajectories.
+    What a class makes NaN or infinite is left out, and the log says so. Give all trajectories of all batches at once:
+    means of batches of different size cannot be averaged again.
     """
     by_class: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for name, report in zip(env_classes, metrics, strict=True):
@@ -24,6 +29,9 @@ def aggregate_env_metrics(env_classes: Sequence[str], metrics: Sequence[Mapping[
     for name, reports in by_class.items():
         for key, value in environment_class(name).aggregate_metrics(reports).items():
             if not isinstance(value, numbers.Real):
+                continue
+            if not math.isfinite(value):
+                log.warning("environment %s aggregates its metric %s to %s; left out", name, key, value)
                 continue
             count = sum(key in report for report in reports) or len(reports)
             totals[key] += float(value) * count

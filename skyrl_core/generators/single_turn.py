@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -241,7 +242,9 @@ def _verdict(environment: Environment, text: str, trajectory: _Trajectory) -> _V
         action = answer.get("postprocessed_action")
         if action is not None and not isinstance(action, str):
             raise TypeError(f"postprocessed_action must be a string, got {type(action).__name__}")
-        return _Verdict(reward=reward, metrics=_numbers(environment.get_metrics()), postprocessed_action=action)
+        return _Verdict(
+            reward=reward, metrics=_numbers(environment.get_metrics(), trajectory.name), postprocessed_action=action
+        )
     finally:
         environment.close()
 
@@ -277,9 +280,17 @@ def check_failures(rollouts: Sequence[Rollout], max_failed_fraction: float) -> N
         )
 
 
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The numeric entries (true and false count as 1 and 0); the rest cannot be averaged."""
-    return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float | np.number)}
+def _numbers(metrics: Mapping[str, Any], owner: str) -> dict[str, float]:
+    """The numeric entries (true and false count as 1 and 0); the rest cannot be averaged.
+
+    Nor can NaN and the infinities: they are left out, and the log says so. A trajectory is not lost over a statistic.
+    """
+    kinds = (int, float, np.integer, np.floating, np.bool_)
+    numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, kinds)}
+    odd = sorted(name for name, value in numbers.items() if not math.isfinite(value))
+    if odd:
+        log.warning("trajectory %s: its environment's %s is not finite; left out", owner, ", ".join(odd))
+    return {name: value for name, value in numbers.items() if name not in odd}
 
 
 def _seed(run_seed: int, step: int, trajectory: _Trajectory, purpose: Purpose) -> int:

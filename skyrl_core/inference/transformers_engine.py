@@ -11,7 +11,7 @@ from torch import Tensor
 from skyrl_core.config.sampling import SamplingParams
 from skyrl_core.errors import ConfigurationError, RolloutError, WeightSyncError
 from skyrl_core.generators.protocol import GenerationOutput, GenerationRequest
-from skyrl_core.inference.decoding import StopCheck, decode_batch
+from skyrl_core.inference.decoding import DecodedBatch, StopCheck, decode_batch
 from skyrl_core.inference.stop_strings import StopStrings
 from skyrl_core.inference.weights import WeightTarget
 
@@ -73,7 +73,8 @@ class TransformersEngine:
         """One completion per request, in the order of the requests.
 
         Rows are sorted by prompt length into batches of `max_batch_size`; same requests and weights give the same
-        bits. Raises WeightSyncError while an update is half done, RolloutError for a request that does not fit.
+        bits. Raises WeightSyncError while an update is half done, RolloutError for a request that does not fit and for
+        a model whose scores are NaN.
         """
         self._running.wait()
         with self._lock:
@@ -92,6 +93,7 @@ class TransformersEngine:
                     stop_check=stop_check,
                     pad_id=self._pad_id,
                 )
+                self._check_finite(batch, version)
                 for place, row in enumerate(rows):
                     length = int(batch.lengths[place])
                     outputs[row] = GenerationOutput(
@@ -131,6 +133,14 @@ class TransformersEngine:
         if self._tokenizer is None:
             raise ConfigurationError(f"{self.name}: sampling_params.stop needs a tokenizer in the engine")
         return StopStrings(self._tokenizer, sampling.stop)
+
+    def _check_finite(self, batch: DecodedBatch, version: int) -> None:
+        """A drawn token's log-probability is finite, unless the model's scores were not."""
+        if not np.isfinite(batch.logprobs).all():
+            raise RolloutError(
+                f"{self.name}: the model of policy version {version} gives scores that are NaN or infinite, so its "
+                "weights are broken: go back to a checkpoint from before, with a lower learning rate"
+            )
 
     def version(self) -> int | None:
         """The version of the weights held; None while an update is half done."""

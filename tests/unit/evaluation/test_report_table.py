@@ -34,9 +34,9 @@ def shown() -> Shown:
         """The cells of every line that holds some, headings first."""
         from rich.console import Console
 
-        console = Console(width=120, file=io.StringIO(), color_system=None)
-        console.print(report_table(report))
-        lines = console.file.getvalue().replace("\u2503", "\u2502").splitlines()  # type: ignore[attr-defined]
+        written = io.StringIO()
+        Console(width=120, file=written, color_system=None).print(report_table(report))
+        lines = written.getvalue().replace("\u2503", "\u2502").splitlines()
         return [[cell.strip() for cell in line.strip("\u2502").split("\u2502")] for line in lines if "\u2502" in line]
 
     return show

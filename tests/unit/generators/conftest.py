@@ -55,7 +55,7 @@ class Scripted(BaseTextEnv):
         )
 
     def get_metrics(self) -> dict[str, Any]:
-        return {"length": 3, "flag": True, "note": "text"}
+        return self.extras.get("metrics", {"length": 3, "flag": True, "note": "text"})
 
     def close(self) -> None:
         self.closed.append(str(self.extras.get("want")))

@@ -83,3 +83,16 @@ def test_responses_without_text_are_counted_as_empty():
 
 def test_nothing_but_failures_leaves_no_average_to_report():
     assert rollout_metrics([_rollout("a", 1, 0.0, error="x")], 1) == {"generate/failed_trajectories": 1.0}
+
+
+def test_what_an_environment_aggregates_to_nan_is_left_out_and_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def aggregate(reports: Any) -> dict[str, float]:
+        return {"calls_per_error": float("nan"), "calls": float(len(reports))}
+
+    monkeypatch.setattr("skyrl_core.environments.arithmetic.ArithmeticEnv.aggregate_metrics", staticmethod(aggregate))
+    metrics = rollout_metrics([_rollout("a", 1, 0.0), _rollout("b", 1, 0.0)], 1)
+    named = {name: value for name, value in metrics.items() if name.startswith("environment/")}
+    assert named == {"environment/calls": 2.0}
+    assert "environment arithmetic aggregates its metric calls_per_error to nan; left out" in caplog.text

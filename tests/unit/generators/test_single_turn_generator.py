@@ -283,6 +283,31 @@ def test_environments_are_closed_when_the_engine_fails(
     assert sorted(closed) == ["0", "1"]
 
 
+def test_blocking_environments_run_side_by_side(make_prompt: MakePrompt, make_generator: MakeGenerator):
+    # Each waits for the other three: one after the other, they would wait until their time limit.
+    together = threading.Barrier(4)
+
+    def meet() -> None:
+        together.wait()
+
+    prompts = [make_prompt(i, fail={"step": meet}) for i in range(4)]
+    generator, _ = make_generator(
+        ["0", "1", "2", "3"], environment__skyrl_gym__max_env_workers=4, environment__timeout_seconds=60.0
+    )
+    assert [(rollout.reward, rollout.error) for rollout in _run(generator, prompts)] == [(1.0, None)] * 4
+
+
+def test_numbers_of_an_environment_that_cannot_be_averaged_are_left_out_and_logged(
+    make_prompt: MakePrompt, make_generator: MakeGenerator, caplog: pytest.LogCaptureFixture
+):
+    numbers = {"ok": np.float32(0.5), "yes": np.bool_(True), "nan": math.nan, "far": np.float64(-np.inf), "odd": 1j}
+    generator, _ = make_generator(["0"])
+    rollout = _run(generator, [make_prompt(0, metrics=numbers)])[0]
+    assert rollout.env_metrics == {"ok": 0.5, "yes": 1.0}
+    assert (rollout.reward, rollout.error) == (1.0, None)
+    assert "trajectory data:0/0: its environment's far, nan is not finite; left out" in caplog.text
+
+
 def test_without_threads_environments_run_in_the_event_loop(make_prompt: MakePrompt, make_generator: MakeGenerator):
     where: list[int] = []
     prompt = make_prompt(0, fail={"init": lambda: where.append(threading.get_ident())})

@@ -131,6 +131,47 @@ def test_filters_agree_with_transformers_processors():
     torch.testing.assert_close(processed_logprobs(logits, params, seen), torch.log_softmax(scores, dim=-1))
 
 
+def _reference_draw(
+    logits: list[float], uniform: float, temperature: float, min_p: float, top_k: int, top_p: float
+) -> tuple[int, float]:
+    """One row in float64, token by token: the chosen id and its log-probability."""
+    scores = np.array(logits, dtype=np.float64) / temperature
+    weights = np.exp(scores - scores.max())
+    kept = [i for i in range(len(weights)) if weights[i] >= min_p * weights.max()]
+    kept.sort(key=lambda i: (-weights[i], i))
+    kept = kept[:top_k] if top_k > 0 else kept
+    mass, nucleus = 0.0, []
+    for i in kept:
+        nucleus.append(i)
+        mass += weights[i]
+        if mass >= top_p * weights[kept].sum():
+            break
+    position, total = 0.0, weights[nucleus].sum()
+    for i in sorted(nucleus):
+        position += weights[i]
+        if position > uniform * total:
+            return i, float(np.log(weights[i] / total))
+    raise AssertionError("no token")
+
+
+@pytest.mark.parametrize(
+    ("temperature", "min_p", "top_k", "top_p"),
+    [(1.0, 0, -1, 1), (0.7, 0, -1, 1), (1.5, 0.1, -1, 1), (1.0, 0, 5, 1), (1.0, 0, -1, 0.8), (0.9, 0.02, 12, 0.9)],
+)
+def test_draws_and_their_logprobs_are_those_of_a_sampler_written_out(temperature, min_p, top_k, top_p):
+    random = np.random.default_rng(3)
+    logits = (3 * random.standard_normal((200, 30))).astype(np.float32)
+    uniforms = random.random(200)
+    params = SamplingParams(temperature=temperature, min_p=min_p, top_k=top_k, top_p=top_p)
+    tokens, logprobs = next_tokens(torch.from_numpy(logits), torch.from_numpy(uniforms), params)
+    expected = [
+        _reference_draw(row.tolist(), float(uniform), temperature, min_p, top_k, top_p)
+        for row, uniform in zip(logits, uniforms, strict=True)
+    ]
+    assert tokens.tolist() == [token for token, _ in expected]
+    assert logprobs.tolist() == pytest.approx([logprob for _, logprob in expected], abs=1e-5)
+
+
 def test_temperature_zero_takes_the_likeliest_token_with_the_models_own_logprob():
     tokens, logprobs = next_tokens(
         _logits(PROBABILITIES), torch.zeros(1, dtype=torch.float64), SamplingParams(temperature=0.0, top_p=0.1)

@@ -100,6 +100,8 @@ def test_a_sample_does_not_depend_on_the_batch_it_is_in(engine: TransformersEngi
     together = engine.generate(requests, sampling)
     small = TransformersEngine(str(tied_model), tokenizer=tokenizer, max_batch_size=5).generate(requests, sampling)
     alone = [engine.generate([request], sampling)[0] for request in requests]
+    backwards = engine.generate(requests[::-1], sampling)[::-1]
+    assert [output.token_ids.tolist() for output in backwards] == [output.token_ids.tolist() for output in together]
     assert len({output.stop_reason for output in together}) == 2
     for a, b, c in zip(together, small, alone, strict=True):
         assert a.token_ids.tolist() == b.token_ids.tolist() == c.token_ids.tolist()
@@ -207,6 +209,16 @@ def test_repetition_penalty_counts_prompt_and_response_but_not_padding(untied_mo
 def test_logprobs_are_left_out_when_not_asked_for(engine: TransformersEngine, tokenizer: Any):
     output = engine.generate(_requests(tokenizer)[:1], SamplingParams(max_generate_length=2, logprobs=None))[0]
     assert output.logprobs is None
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_a_broken_model_is_an_error_not_a_sample(engine: TransformersEngine, tokenizer: Any, temperature: float):
+    broken = {name: torch.full_like(tensor, torch.nan) for name, tensor in engine._model.named_parameters()}
+    engine.begin_update()
+    engine.load_weights(broken)
+    engine.finish_update(6)
+    with pytest.raises(RolloutError, match="engine-0: the model of policy version 6 gives scores that are NaN"):
+        engine.generate(_requests(tokenizer), SamplingParams(max_generate_length=2, temperature=temperature))
 
 
 @pytest.mark.parametrize("keep_names", [True, False])
