@@ -52,8 +52,9 @@ def test_a_uniform_grid_draws_each_token_in_proportion_to_its_probability():
     assert counts == pytest.approx([1000, 2000, 3000, 4000], abs=1)
 
 
-@pytest.mark.parametrize("uniform", [0.0, 0.5, LARGEST_UNIFORM])
+@pytest.mark.parametrize("uniform", [0.0, 0.5, LARGEST_UNIFORM, 1.0])
 def test_a_token_of_probability_zero_is_never_drawn(uniform):
+    # 1.0 is out of range: it stands for a uniform that arithmetic elsewhere rounds up to the total.
     logprobs = torch.tensor([[-math.inf, math.log(0.5), -math.inf, math.log(0.5), -math.inf, -math.inf]])
     assert draw(logprobs, torch.tensor([uniform], dtype=torch.float64)).item() in (1, 3)
 
