@@ -22,7 +22,7 @@ MODEL_FOLDER = "model"
 class ArithmeticSettings:
     """What decides the content of the folder: sizes of the two disjoint sets of problems, seed, and warm-up."""
 
-    train_size: int = 4096
+    train_size: int = 5120
     test_size: int = 200
     seed: int = 0
     warm_up: WarmUp = dataclasses.field(default_factory=WarmUp)

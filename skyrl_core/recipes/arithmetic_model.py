@@ -38,7 +38,7 @@ class WarmUp:
     stays. It is not lowered at the end: that would leave weights that the noise of policy gradients throws off at once.
     """
 
-    steps: int = 300
+    steps: int = 240
     batch_size: int = 32
     lr: float = 1e-3
     rise_steps: int = 20

@@ -45,10 +45,10 @@ def test_problems_are_worked_units_first(problem: tuple[int, int], asked: str, w
 
 def test_problems_occur_once_and_the_held_out_ones_are_never_trained_on() -> None:
     train, test = draw_problems(ArithmeticSettings())
-    assert (len(train), len(test)) == (4096, 200)
-    assert len(set(train) | set(test)) == 4296
+    assert (len(train), len(test)) == (5120, 200)
+    assert len(set(train) | set(test)) == 5320
     assert all(0 <= number <= 99 for problem in train + test for number in problem)
-    # Shuffled: the mean first summand of a sorted prefix would be near 20; 4096 random ones have 49.5 +- 0.45.
+    # Shuffled: the mean first summand of a sorted prefix would be near 26; 5120 random ones have 49.5 +- 0.4.
     assert 47 < sum(first for first, _ in train) / len(train) < 52
     assert draw_problems(ArithmeticSettings()) == (train, test)
     assert draw_problems(ArithmeticSettings(seed=1))[0] != train
