@@ -1,6 +1,7 @@
 """Delete old checkpoints, and what killed saves left behind."""
 
 import logging
+import posixpath
 import secrets
 from collections.abc import Collection
 from pathlib import Path
@@ -15,6 +16,7 @@ from skyrl_core.checkpoint.discovery import (
 )
 from skyrl_core.checkpoint.publish import copy_checkpoint, remove_checkpoint
 from skyrl_core.data.lease import verify_fence
+from skyrl_core.data.references import CheckpointRef
 from skyrl_core.data.storage import Storage, open_storage
 from skyrl_core.errors import CheckpointError
 
@@ -36,17 +38,17 @@ def apply_retention(
     if keep < 1:
         raise ValueError(f"keep must be at least 1, or -1 for all, got {keep}")
     storage = root if isinstance(root, Storage) else open_storage(root)
-    steps = [checkpoint.step for checkpoint in list_checkpoints(storage)]
-    protected = {*steps[-keep:], *pinned, read_pointer(storage)}
-    doomed = [step for step in steps if step not in protected]
+    complete = list_checkpoints(storage)
+    protected = {*(checkpoint.step for checkpoint in complete[-keep:]), *pinned, read_pointer(storage)}
+    doomed = [checkpoint for checkpoint in complete if checkpoint.step not in protected]
     try:
         if fence is not None:
             verify_fence(storage, fence)
-        for step in doomed:
-            _delete(storage, step)
+        for checkpoint in doomed:
+            _delete(storage, checkpoint)
     except OSError as error:
         raise CheckpointError(f"old checkpoints in {storage.uri} cannot be deleted: {error}") from error
-    return doomed
+    return [checkpoint.step for checkpoint in doomed]
 
 
 def clean_leftovers(root: str | Path | Storage, *, fence: int | None = None) -> None:
@@ -68,12 +70,12 @@ def clean_leftovers(root: str | Path | Storage, *, fence: int | None = None) -> 
         raise CheckpointError(f"leftovers of earlier saves in {storage.uri} cannot be removed: {error}") from error
 
 
-def _delete(storage: Storage, step: int) -> None:
-    folder = checkpoint_folder(step)
+def _delete(storage: Storage, checkpoint: CheckpointRef) -> None:
+    folder = posixpath.basename(checkpoint.uri)
     if not storage.can_rename:
         remove_checkpoint(storage, folder)
         return
-    aside = aside_folder(step, secrets.token_hex(6), "deleting")
+    aside = aside_folder(checkpoint.step, secrets.token_hex(6), "deleting")
     storage.move_folder(folder, aside)
     storage.remove_tree(aside)
 
