@@ -100,11 +100,6 @@ class Lease:
         """The fencing token: higher than that of every earlier writer of this run."""
         return self._holder.token
 
-    @property
-    def holder(self) -> LeaseHolder:
-        """What the store says about this process."""
-        return self._holder
-
     def check(self) -> None:
         """Raises LeaseLostError when a newer writer took the run over."""
         verify_fence(self._storage, self.token)
@@ -162,16 +157,6 @@ def verify_fence(storage: Storage, token: int) -> None:
             f"{who} took over the run at {storage.uri} (token {newest}, this process holds {token}): "
             "nothing more is written by this process; let the newer one go on"
         )
-
-
-def current_holder(store_root: str | Path | Storage) -> LeaseHolder | None:
-    """The holder of the newest token, whether alive, dead or released; None when there never was one."""
-    storage = store_root if isinstance(store_root, Storage) else open_storage(store_root)
-    try:
-        newest = _highest_token(storage)
-        return _read_holder(storage, newest) if newest else None
-    except OSError as error:
-        raise StoreError(f"the lease of the run at {storage.uri} cannot be read: {error}") from error
 
 
 def _token_path(token: int) -> str:

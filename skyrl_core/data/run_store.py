@@ -29,7 +29,6 @@ __all__ = ["RunStore", "atomic_write_bytes"]
 
 logger = logging.getLogger(__name__)
 
-RUN_DOCUMENT = "run.json"
 STAGES = "stages"
 RECORD = "record.json"
 RECORD_FORMAT = 1
@@ -193,13 +192,6 @@ class RunStore:
     def steps_with(self, stage: str) -> list[int]:
         """The steps for which a stage is committed, ascending."""
         return [record.step for record in self.records(stage)]
-
-    def last_step(self) -> int | None:
-        """The highest step with any committed stage; None when nothing is."""
-        for step in reversed(self._steps()):
-            if any(self.read_stage(stage, step) is not None for stage in self._stages(step)):
-                return step
-        return None
 
     def drop_from(self, step: int) -> None:
         """Remove everything recorded for `step` and later ones, the latest first. Writer only."""

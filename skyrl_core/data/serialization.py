@@ -5,8 +5,10 @@ narrowest type that holds them; text and mappings are canonical JSON inside it.
 """
 
 import io
+import struct
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, cast
 
@@ -41,17 +43,18 @@ def rollouts_to_bytes(batch: RolloutBatch) -> bytes:
 
 def rollouts_from_bytes(data: bytes) -> RolloutBatch:
     """The inverse of `rollouts_to_bytes`, exact to the bit. Raises StoreError when the bytes are something else."""
-    meta, arrays = _unpack("RolloutBatch", data)
-    rows: list[Mapping[str, Any]] = meta["rollouts"]
-    columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in _TEXT_FIELDS}
-    for name in _RAGGED_INTS:
-        columns[name] = _get_ragged(arrays, name, np.int64)
-    for name in _RAGGED_FLOATS:
-        columns[name] = _get_ragged(arrays, name, np.float32)
-    columns["policy_versions"] = [tuple(int(item) for item in row) for row in columns["policy_versions"]]
-    names = list(columns)
-    rollouts = tuple(Rollout(**dict(zip(names, row, strict=True))) for row in zip(*columns.values(), strict=True))
-    return RolloutBatch(step=meta["step"], rollouts=rollouts)
+    with _reading("RolloutBatch", data):
+        meta, arrays = _unpack("RolloutBatch", data)
+        rows: list[Mapping[str, Any]] = meta["rollouts"]
+        columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in _TEXT_FIELDS}
+        for name in _RAGGED_INTS:
+            columns[name] = _get_ragged(arrays, name, np.int64)
+        for name in _RAGGED_FLOATS:
+            columns[name] = _get_ragged(arrays, name, np.float32)
+        columns["policy_versions"] = [tuple(int(item) for item in row) for row in columns["policy_versions"]]
+        rows_again = zip(*columns.values(), strict=True)
+        rollouts = tuple(Rollout(**dict(zip(columns, row, strict=True))) for row in rows_again)
+        return RolloutBatch(step=meta["step"], rollouts=rollouts)
 
 
 def training_batch_to_bytes(batch: TrainingBatch) -> bytes:
@@ -72,9 +75,10 @@ def training_batch_to_bytes(batch: TrainingBatch) -> bytes:
 
 def training_batch_from_bytes(data: bytes) -> TrainingBatch:
     """The inverse of `training_batch_to_bytes`, exact to the bit. Raises StoreError for any other bytes."""
-    meta, arrays = _unpack("TrainingBatch", data)
-    wide = {name: array.astype(np.int64) if name in _BATCH_INTS else array for name, array in arrays.items()}
-    return TrainingBatch(step=meta["step"], prompt_width=meta["prompt_width"], **cast(Any, wide))
+    with _reading("TrainingBatch", data):
+        meta, arrays = _unpack("TrainingBatch", data)
+        wide = {name: array.astype(np.int64) if name in _BATCH_INTS else array for name, array in arrays.items()}
+        return TrainingBatch(step=meta["step"], prompt_width=meta["prompt_width"], **cast(Any, wide))
 
 
 def prompts_to_bytes(prompts: Sequence[Prompt]) -> bytes:
@@ -88,12 +92,28 @@ def prompts_to_bytes(prompts: Sequence[Prompt]) -> bytes:
 
 def prompts_from_bytes(data: bytes) -> list[Prompt]:
     """The inverse of `prompts_to_bytes`. Raises StoreError when the bytes are something else."""
-    try:
+    with _reading("Prompts", data):
         content = parse_json(data)
         _check_kind(content, "Prompts")
         return [Prompt(**{**row, "messages": tuple(row["messages"])}) for row in content["prompts"]]
-    except (ValueError, TypeError, KeyError) as error:
-        raise StoreError(f"these {len(data)} bytes hold no prompts: {error}") from error
+
+
+@contextmanager
+def _reading(kind: str, data: bytes) -> Iterator[None]:
+    """What the zip, npy and JSON readers raise for bytes that are not theirs becomes one error."""
+    try:
+        yield
+    except (
+        zipfile.BadZipFile,
+        ValueError,
+        KeyError,
+        TypeError,
+        EOFError,
+        RuntimeError,
+        OSError,
+        struct.error,
+    ) as error:
+        raise StoreError(f"these {len(data)} bytes hold no {kind}: {type(error).__name__}: {error}") from error
 
 
 def _plain_field(prompt: Prompt, name: str) -> Any:
@@ -158,17 +178,14 @@ def _add_member(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 
 def _unpack(kind: str, data: bytes) -> tuple[dict[str, Any], Arrays]:
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            meta: dict[str, Any] = parse_json(archive.read(_META))
-            _check_kind(meta, kind)
-            arrays = {
-                name.removesuffix(".npy"): np.load(io.BytesIO(archive.read(name)), allow_pickle=False)
-                for name in archive.namelist()
-                if name.endswith(".npy")
-            }
-    except (zipfile.BadZipFile, ValueError, KeyError, EOFError) as error:
-        raise StoreError(f"these {len(data)} bytes hold no {kind}: {error}") from error
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        meta: dict[str, Any] = parse_json(archive.read(_META))
+        _check_kind(meta, kind)
+        arrays = {
+            name.removesuffix(".npy"): np.load(io.BytesIO(archive.read(name)), allow_pickle=False)
+            for name in archive.namelist()
+            if name.endswith(".npy")
+        }
     return meta, arrays
 
 
