@@ -59,16 +59,18 @@ def decode_manifest(data: bytes, where: str) -> CheckpointManifest:
     """
     try:
         content = parse_json(data)
-        checksum, oldest_reader = content.pop("sha256"), int(content.pop("oldest_reader"))
+        checksum = content.pop("sha256")
+        intact = digest_of(content) == checksum
+        oldest_reader = int(content.pop("oldest_reader"))
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise CorruptCheckpointError(f"{where} is torn or no manifest: {type(error).__name__}: {error}") from error
+    if not intact:
+        raise CorruptCheckpointError(f"{where} was altered: its checksum does not fit its content")
     if oldest_reader > FORMAT_VERSION:
         raise CheckpointError(
             f"{where} was written in checkpoint format {content.get('format_version')} by skyrl-flows "
             f"{content.get('code_version')}; this version reads up to format {FORMAT_VERSION}: upgrade skyrl-flows"
         )
-    if digest_of({**content, "oldest_reader": oldest_reader}) != checksum:
-        raise CorruptCheckpointError(f"{where} was altered: its checksum does not fit its content")
     known = {item.name for item in fields(CheckpointManifest)}
     try:
         files = tuple(FileEntry(**entry) for entry in content.pop("files"))

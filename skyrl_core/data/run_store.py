@@ -135,7 +135,7 @@ class RunStore:
                 return None
         try:
             return _decode_record(data)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             logger.warning("%s cannot be parsed (%s): the stage counts as not done", self._storage.uri_of(path), error)
             return None
 
