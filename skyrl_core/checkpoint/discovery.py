@@ -108,6 +108,8 @@ def complete_at_step(storage: Storage, step: int, *, verify: Verify) -> tuple[st
     """(folder, manifest) of a step's complete checkpoint: its own folder first, else one being replaced."""
     for folder in _folders_by_step(storage).get(step, []):
         try:
+            if _lacks_manifest(storage, folder):
+                continue
             manifest = check_complete(storage, folder, verify=verify)
         except CorruptCheckpointError as error:
             logger.warning("checkpoint of step %d is incomplete and not used: %s", step, error)
@@ -128,6 +130,20 @@ def check_complete(storage: Storage, folder: str, *, verify: Verify) -> Checkpoi
     except OSError as error:
         raise CheckpointError(f"the checkpoint {storage.uri_of(folder)} cannot be read: {error}") from error
     return manifest
+
+
+def _lacks_manifest(storage: Storage, folder: str) -> bool:
+    """True, with a warning, for a folder that is no checkpoint at all; quietly for an object store's empty one."""
+    path = posixpath.join(folder, MANIFEST)
+    try:
+        missing = storage.size(path) is None
+        # Some object stores go on listing a folder after the last object in it was deleted.
+        remains = missing and (storage.can_rename or bool(storage.files(folder)))
+    except OSError as error:
+        raise CheckpointError(f"{storage.uri_of(path)} cannot be read: {error}") from error
+    if remains:
+        logger.warning("the save of %s was cut off: %s is missing; it is not used", folder, storage.uri_of(path))
+    return missing
 
 
 def _check_file(storage: Storage, path: str, entry: FileEntry, verify: Verify) -> None:

@@ -96,7 +96,7 @@ class Storage(ABC):
 
     @abstractmethod
     def write(self, path: str, source: bytes | Path) -> tuple[int, str]:
-        """Write a file durably, (size, SHA-256) returned. A crash may leave a part of it: never a commit point."""
+        """Write a file; (size, SHA-256) returned. Until `sync_tree` a crash may lose or tear it: no commit point."""
 
     @abstractmethod
     def publish(self, path: str, data: bytes) -> None:
@@ -124,7 +124,7 @@ class Storage(ABC):
 
     @abstractmethod
     def copy_file(self, source: str, target: str) -> None:
-        """Copy one file durably within the storage."""
+        """Copy one file within the storage. Until `sync_tree` a crash may lose or tear it."""
 
 
 class LocalStorage(Storage):
@@ -172,11 +172,6 @@ class LocalStorage(Storage):
 
     def write(self, path: str, source: bytes | Path) -> tuple[int, str]:
         target = self._path(path)
-        written = self._write_chunks(target, source)
-        self._effects.fsync(target)
-        return written
-
-    def _write_chunks(self, target: Path, source: bytes | Path) -> tuple[int, str]:
         self._effects.write(target, source if isinstance(source, bytes) else b"", append=False)
         if isinstance(source, bytes):
             return len(source), sha256_of_bytes(source)

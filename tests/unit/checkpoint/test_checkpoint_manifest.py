@@ -184,3 +184,20 @@ def test_files_reach_the_disk_before_the_name_and_the_name_before_the_pointer(tm
     assert log.index(("replace", "manifest.json")) < named - 1 - log[:named][::-1].index(("fsync", partial[0]))
     assert ("fsync", tmp_path.name) in log[named:pointed]
     assert ("fsync", tmp_path.name) in log[pointed:]
+
+
+@pytest.mark.parametrize("inside", [None, "global_step_2", "policy/weights.bin"])
+def test_a_newest_folder_without_a_manifest_is_passed_over_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, inside: str | None
+) -> None:
+    save(tmp_path, 2, b"w")
+    broken = tmp_path / "global_step_8"
+    broken.mkdir()
+    if inside is not None:
+        (broken / inside).parent.mkdir(exist_ok=True)
+        (broken / inside).write_bytes(b"w")
+    (tmp_path / "latest_ckpt_global_step.txt").write_text("8")
+    assert _step(tmp_path) == 2
+    assert "global_step_8/manifest.json is missing" in caplog.text
+    assert save(tmp_path, 8, b"again").step == 8
+    assert _step(tmp_path) == 8

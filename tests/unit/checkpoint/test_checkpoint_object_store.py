@@ -177,3 +177,11 @@ def test_files_of_many_ranks_are_listed_with_paths_inside_the_checkpoint(tmp_pat
         ("policy/rank_0.bin", 2),
         ("policy/rank_1.bin", 2),
     ]
+
+
+def test_an_empty_folder_that_a_store_lists_after_a_deletion_is_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    root = new_root()
+    save(ObjectStorage(root), 2, b"two")
+    fsspec.filesystem("memory").makedirs(f"{root}/global_step_1/policy")
+    assert [ref.step for ref in list_checkpoints(root)] == [2]
+    assert caplog.text == ""

@@ -1,5 +1,6 @@
 """A stage's commit, pruning and dropping, killed before every single effect, on a disk and on an object store."""
 
+import hashlib
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from skyrl_core.data.object_storage import ObjectEffects, ObjectStorage
 from skyrl_core.data.references import StageRecord
 from skyrl_core.data.run_store import RunStore
 from skyrl_core.data.storage import LocalEffects, LocalStorage, Storage, atomic_write_bytes
+from skyrl_core.errors import LeaseLostError
 
 OLD, NEW = b"old" * 50, b"new" * 70
 NEVER = 10_000
@@ -269,3 +271,32 @@ def test_taking_the_lease_killed_anywhere_leaves_it_free_or_taken(tmp_path: Path
         break
     assert tokens == sorted(tokens)
     assert set(tokens) == {0, 1}
+
+
+def test_a_writer_superseded_while_it_writes_its_files_does_not_publish_their_record(tmp_path: Path) -> None:
+    first = Lease.acquire(tmp_path)
+    taken_over: list[Lease] = []
+
+    class TakenOverMeanwhile(LocalStorage):
+        def write(self, path: str, source: bytes | Path) -> tuple[int, str]:
+            first.release()
+            taken_over.append(Lease.acquire(tmp_path))
+            return super().write(path, source)
+
+    store = RunStore(TakenOverMeanwhile(tmp_path), first.token)
+    with pytest.raises(LeaseLostError):
+        store.write_stage("score", 1, "i", files={"a": OLD}, summary={}, seconds=0)
+    assert store.read_stage("score", 1) is None
+    taken_over[0].release()
+
+
+def test_a_large_file_is_taken_in_pieces_and_verified_like_bytes(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 5000
+    (tmp_path / "source").write_bytes(content)
+    for root in (str(tmp_path / "run"), f"memory://{uuid.uuid4().hex}/run"):
+        with Lease.acquire(root) as lease:
+            store = RunStore.open(root, fence=lease.token)
+            files: dict[str, bytes | Path] = {"from_path": tmp_path / "source", "from_bytes": content}
+            record = store.write_stage("score", 1, "i", files=files, summary={}, seconds=0)
+            assert {entry.sha256 for entry in record.files} == {hashlib.sha256(content).hexdigest()}
+            assert store.read_file(record, "from_path") == content
