@@ -48,7 +48,7 @@ def _fail(message: str, code: int, *, debug: bool) -> int:
 
 
 def _top_parser() -> argparse.ArgumentParser:
-    listing = "\n".join(f"  {name:<10}{summary}" for name, (summary, _) in _COMMANDS.items())
+    listing = "\n".join(f"  {name:<13}{summary}" for name, (summary, _) in _COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="skyrl-flows",
         usage="skyrl-flows COMMAND [option ...] [key=value ...]",
@@ -101,6 +101,26 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
+    _add_configuration(parser)
+    parser.add_argument("--run", metavar="NAME", help="only this run")
+    parser.add_argument("--metric", metavar="NAME", default="eval/all/avg_score", help="score to show")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_promote(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", metavar="DIR", help="checkpoint: a folder global_step_N")
+    parser.add_argument("--alias", metavar="NAME", default="production", help="alias to move (default: production)")
+
+
+def _add_deploy(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pool", metavar="NAME", default="skyrl", help="work pool; made when missing")
+    parser.add_argument("--pool-type", choices=("process", "kubernetes"), default="process", help="its type then")
+    parser.add_argument("--workdir", metavar="DIR", help="folder that runs start in on the workers (default: this one)")
+    parser.add_argument("--notify", metavar="BLOCK", help="notification block for messages, as slack-webhook/team")
+    parser.add_argument("--folder", metavar="DIR", default="deployments", help="folder of prefect.yaml")
+
+
 def _add_ui(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=_port, default=0, help="port to serve at (default: any free one)")
 
@@ -116,6 +136,9 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "evaluate": ("score a checkpoint or a model on the evaluation data", _add_evaluate),
     "prepare": ("make example data and a small model to start from", _add_prepare),
     "config": ("print the configuration that a command would use", _add_config),
+    "checkpoints": ("list checkpoints with scores, aliases and sizes", _add_checkpoints),
+    "promote": ("point an alias at a checkpoint", _add_promote),
+    "deploy": ("put deployments and automations on a Prefect server", _add_deploy),
     "ui": ("serve the pages of earlier runs", _add_ui),
 }
 

@@ -16,12 +16,15 @@ from flows.reconcile import Need
 from flows.run import Run
 from flows.stage_runner import StageRunner
 from flows.view import RunView
+from skyrl_core.checkpoint.discovery import read_manifest
 from skyrl_core.data.digests import digest_of
 from skyrl_core.data.references import StageRecord
+from skyrl_core.evaluation.identity import evaluation_identity
 from skyrl_core.tracking.metrics_file import MetricsFile, MetricsLine
 from skyrl_core.tracking.protocol import Tracker
 from tasks import stages
 from tasks.artifacts import RunArtifacts
+from tasks.events import CHECKPOINT_SAVED, send_event
 from tasks.stages import StageInputs
 
 
@@ -110,6 +113,9 @@ def train_step(loop: Loop, step: int, epoch: int) -> None:
         records["checkpoint"] = checkpoint(loop, step)
     if run.config.trainer.eval_interval > 0 and (last or _due(step, run.config.trainer.eval_interval)):
         records["evaluate"] = evaluate(loop, step)
+    # After the evaluation, so that whoever evaluates checkpoints finds it; before the step is closed, so that a kill
+    # in between repeats it.
+    announce_checkpoints(run)
 
     loop.report(run.close_step(step, epoch, records, sync_seconds))
 
@@ -130,19 +136,38 @@ def checkpoint(loop: Loop, step: int) -> StageRecord:
     record: StageRecord = loop.stage(stages.checkpoint, step, Need(trainer_version=step), inputs, facts, found=found)
     kept = [found.step for found in run.checkpoints() if found is not run.base]
     if kept:
-        run.store.prune_before(min(kept) + 1)
+        # Pinned and aliased checkpoints may be much older: nobody replays from them.
+        newest = kept[-run.config.trainer.max_ckpts_to_keep :] if run.config.trainer.max_ckpts_to_keep > 0 else kept
+        run.store.prune_before(min(newest) + 1)
     return record
 
 
+def announce_checkpoints(run: Run) -> None:
+    """Send an event for every checkpoint of the run that has not had one; evaluation flows start on it."""
+    for found in run.checkpoints():
+        if found is run.base:
+            continue
+        content = read_manifest(found).content_digest
+        digest = digest_of({"checkpoint": content})
+        if run.store.find_stage("announce", found.step, digest) is not None:
+            continue
+        payload = {"run": run.name, "step": found.step, "path": found.uri, "content_digest": content}
+        if send_event(CHECKPOINT_SAVED, kind="checkpoint", name=f"{run.name}/{found.step}", payload=payload):
+            run.store.write_stage("announce", found.step, digest, files={}, summary={}, seconds=0.0)
+
+
 def evaluate(loop: Loop, step: int) -> StageRecord:
-    """Score the validation prompts with the weights of `step`."""
+    """Score the validation prompts with the weights of `step`; a checkpoint of that step keeps the score."""
     run = loop.run
     prompts = run.validation(step)
-    digest = run.inputs("evaluate", step, step, prompts.digest, run.evaluation_settings())
-    inputs = StageInputs(step=step, digest=digest, policy_version=step)
+    identity = evaluation_identity(run.config, run.store.read_file(prompts, stages.PROMPTS))
+    inputs = StageInputs(
+        step=step, digest=run.inputs("evaluate", step, step, prompts.digest, identity), policy_version=step
+    )
     found = run.store.find_stage("evaluate", step, inputs.digest)
     record: StageRecord = loop.stage(stages.evaluate, step, Need(engine_version=step), inputs, prompts, found=found)
     loop.view.evaluation(step, record.summary["metrics"])
+    run.keep_score(step, identity, record)
     return record
 
 

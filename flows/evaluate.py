@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from prefect import flow
 from prefect.client.orchestration import get_client
@@ -12,6 +14,7 @@ from prefect.runtime import flow_run
 from prefect_ray import RayTaskRunner
 
 from flows.environment import prefect_environment
+from flows.parameters import ConfigFile, Overrides
 from flows.preflight import check_before_start
 from flows.reconcile import Need, heal_engines, sick_engines
 from flows.run import fresh_name
@@ -19,11 +22,12 @@ from flows.stage_runner import StageRunner
 from flows.view import RunView
 from skyrl_core.checkpoint.discovery import checkpoint_at
 from skyrl_core.config import SkyRLConfig, config_digest, load_config
-from skyrl_core.data.digests import digest_of, sha256_of_bytes
+from skyrl_core.data.digests import digest_of
 from skyrl_core.data.lease import Lease
 from skyrl_core.data.references import StageRecord
 from skyrl_core.data.run_store import RunStore
 from skyrl_core.data.serialization import prompts_to_bytes
+from skyrl_core.evaluation.identity import evaluation_identity
 from skyrl_core.hooks import load_hook
 from skyrl_core.runtime.cluster import ensure_ray
 from skyrl_core.runtime.engines import EngineGroup
@@ -81,93 +85,146 @@ def run_evaluation(run_name: str, step: int) -> None:
 
 
 @flow(name="evaluate")
-def evaluate(config: str | None = None, overrides: list[str] | None = None, checkpoint: str | None = None) -> str:
+def evaluate(
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    checkpoint: str | None = None,
+) -> str:
     """Score a checkpoint, or the configured model, on the validation data.
 
     Args:
-        config: Path of a YAML configuration file; None takes the defaults.
-        overrides: Words `key=value` on top of it.
-        checkpoint: A `global_step_N` folder; None evaluates `trainer.policy.model.path`.
+        config: YAML file with keys, by its path on the machine that runs the flow. Empty: the defaults.
+        overrides: Words `key=value` that win over the file. `skyrl-flows config --help-keys` lists the keys.
+        checkpoint: A folder `global_step_N`. Empty: the model that trainer.policy.model.path names.
 
     Returns:
         The report as JSON. The trackers get the same metrics at step 0.
     """
     settings = load_config(config, overrides or [])
     check_before_start(settings, training=False)
-    saved = checkpoint_at(checkpoint)[0] if checkpoint is not None else None
-    step = saved.step if saved is not None else 0
+    saved, manifest = checkpoint_at(checkpoint) if checkpoint is not None else (None, None)
     name = settings.trainer.run_name or fresh_name().replace("run-", "eval-", 1)
+    name_flow_run(name)
     export_dir = Path(settings.trainer.export_path).expanduser() / "evaluations" / name
-    with ExitStack() as stack:
-        lease = stack.enter_context(Lease.acquire(export_dir / "store"))
-        store = RunStore.open(export_dir / "store", fence=lease.token)
-        _name_flow_run(name)
-        view = stack.enter_context(RunView.open(settings.flow.show, 1, name))
-        factory = load_hook(settings.hooks.tracker, "hooks.tracker", build_tracker)
-        tracker = factory(settings, run_name=name, run_dir=export_dir)
-        stack.callback(tracker.finish, ok=True)
-        cluster = stack.enter_context(
-            ensure_ray(name, num_cpus=settings.flow.ray_num_cpus, environment=prefect_environment())
-        )
-        tokenizer = setup.load_tokenizer_task(settings)
-        datasets = setup.load_datasets(settings, tokenizer, training=False, validation=True)
-        placement = setup.reserve_placement(settings, cluster, datasets)
-        inference = setup.start_inference(settings, placement)
-        setup.build_generator(settings, tokenizer, inference)
-        inference.wait(settings.generator.inference_engine.timeout_seconds)
-        context = StageContext(
-            config=settings,
-            run_name=name,
-            store=store,
-            export_dir=str(export_dir),
-            trainer=None,
-            engines=inference.engines,
-        )
-        reconciler = EvaluationReconciler(settings, placement, inference.engines, view, checkpoint)
-        stage = StageRunner(settings, lambda: context, reconciler, view, RunArtifacts(name), tracker)
-        record = _evaluate(stage, store, settings, datasets, name, step, checkpoint)
-        tracker.log(record.summary["metrics"], 0)
-        view.evaluation(step, record.summary["metrics"])
-        return store.read_file(record, REPORT).decode()
-
-
-def _evaluate(
-    stage: StageRunner,
-    store: RunStore,
-    config: SkyRLConfig,
-    datasets: setup.Datasets,
-    name: str,
-    step: int,
-    checkpoint: str | None,
-) -> StageRecord:
-    """Commit the prompts and run the stage in its subflow."""
-    data = prompts_to_bytes(datasets.validation.prompts if datasets.validation is not None else ())
-    identity = {
-        "weights": checkpoint or config.trainer.policy.model.path,
-        "prompts": sha256_of_bytes(data),
-        "config": config_digest(config),
-        "eval": [config.generator.eval_n_samples_per_prompt, config.trainer.eval_greedy],
-    }
-    digest = digest_of(identity)
-    prompts = store.find_stage("validation", step, digest) or store.write_stage(
-        "validation", step, digest, files={PROMPTS: data}, summary={}, seconds=0.0
+    evaluation = Evaluation(
+        config=settings,
+        name=name,
+        checkpoint=checkpoint,
+        step=saved.step if saved is not None else 0,
+        weights=manifest.content_digest if manifest is not None else model_digest(settings),
+        export_dir=export_dir,
+        store_root=str(export_dir / "store"),
     )
-    inputs = StageInputs(step=step, digest=digest_of([digest, prompts.digest]), policy_version=step)
-    found: list[StageRecord] = []
+    record, store = evaluation.run(evaluation.prepare())
+    return store.read_file(record, REPORT).decode()
 
-    def work() -> StageRecord:
-        found.append(stage(stages.evaluate, step, Need(engine_version=step), inputs, prompts))
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """Tokenizer and prompts of an evaluation, and which evaluations it may be compared with."""
+
+    tokenizer: Any
+    datasets: setup.Datasets
+    prompts: bytes
+    identity: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """One evaluation of fixed weights, told by the digest `weights`; `step` is theirs.
+
+    `store_root` is where the stage is committed.
+    """
+
+    config: SkyRLConfig
+    name: str
+    checkpoint: str | None
+    step: int
+    weights: str
+    export_dir: Path
+    store_root: str
+
+    def prepare(self) -> Prepared:
+        """Load what tells which evaluation this is; nothing heavy."""
+        tokenizer = setup.load_tokenizer_task(self.config)
+        datasets = setup.load_datasets(self.config, tokenizer, training=False, validation=True)
+        prompts = prompts_to_bytes(datasets.validation.prompts if datasets.validation is not None else ())
+        identity = evaluation_identity(self.config, prompts)
+        return Prepared(tokenizer=tokenizer, datasets=datasets, prompts=prompts, identity=identity)
+
+    def run(self, prepared: Prepared) -> tuple[StageRecord, RunStore]:
+        """Start engines, evaluate, and tell the trackers.
+
+        Raises RunBusyError while another process does the same.
+        """
+        settings = self.config
+        with ExitStack() as stack:
+            lease = stack.enter_context(Lease.acquire(self.store_root, {"flow_run_id": str(flow_run.id or "")}))
+            store = RunStore.open(self.store_root, fence=lease.token)
+            view = stack.enter_context(RunView.open(settings.flow.show, 1, self.name))
+            factory = load_hook(settings.hooks.tracker, "hooks.tracker", build_tracker)
+            tracker = factory(settings, run_name=self.name, run_dir=self.export_dir)
+            stack.callback(tracker.finish, ok=True)
+            cluster = stack.enter_context(
+                ensure_ray(self.name, num_cpus=settings.flow.ray_num_cpus, environment=prefect_environment())
+            )
+            placement = setup.reserve_placement(settings, cluster, prepared.datasets)
+            inference = setup.start_inference(settings, placement)
+            setup.build_generator(settings, prepared.tokenizer, inference)
+            inference.wait(settings.generator.inference_engine.timeout_seconds)
+            context = StageContext(
+                config=settings,
+                run_name=self.name,
+                store=store,
+                export_dir=str(self.export_dir),
+                trainer=None,
+                engines=inference.engines,
+            )
+            reconciler = EvaluationReconciler(settings, placement, inference.engines, view, self.checkpoint)
+            stage = StageRunner(settings, lambda: context, reconciler, view, RunArtifacts(self.name), tracker)
+            record = self._stage(stage, store, prepared)
+            tracker.log(record.summary["metrics"], 0)
+            view.evaluation(self.step, record.summary["metrics"])
+            return record, store
+
+    def _stage(self, stage: StageRunner, store: RunStore, prepared: Prepared) -> StageRecord:
+        """Commit the prompts and run the stage in its subflow."""
+        digest = digest_of(
+            {
+                "weights": self.weights,
+                "config": config_digest(self.config),
+                "identity": prepared.identity,
+            }
+        )
+        prompts = store.find_stage("validation", self.step, digest) or store.write_stage(
+            "validation", self.step, digest, files={PROMPTS: prepared.prompts}, summary={}, seconds=0.0
+        )
+        inputs = StageInputs(step=self.step, digest=digest_of([digest, prompts.digest]), policy_version=self.step)
+        found: list[StageRecord] = []
+
+        def work() -> StageRecord:
+            found.append(stage(stages.evaluate, self.step, Need(engine_version=self.step), inputs, prompts))
+            return found[0]
+
+        token = _work.set(work)
+        try:
+            run_evaluation(self.name, self.step)
+        finally:
+            _work.reset(token)
         return found[0]
 
-    token = _work.set(work)
-    try:
-        run_evaluation(name, step)
-    finally:
-        _work.reset(token)
-    return found[0]
+
+def model_digest(config: SkyRLConfig) -> str:
+    """Tells the configured model from another one, also from one that took its place in the same folder."""
+    path = str(config.trainer.policy.model.path)
+    folder = Path(path).expanduser()
+    files = sorted(item for item in folder.rglob("*") if item.is_file()) if folder.is_dir() else []
+    stats = [[item.name, item.stat().st_size, item.stat().st_mtime_ns] for item in files]
+    return digest_of({"model": path, "files": stats})
 
 
-def _name_flow_run(name: str) -> None:
+def name_flow_run(name: str) -> None:
+    """Give the present flow run a name that tells what it works on."""
     if flow_run.id:
         with get_client(sync_client=True) as client:
             client.update_flow_run(flow_run.id, name=name)

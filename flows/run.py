@@ -3,16 +3,18 @@
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, TypeVar
 
+from skyrl_core.checkpoint.catalog import CONFIG_DOCUMENT, RUN_DOCUMENT, STATE_DOCUMENT, RunState, read_state
 from skyrl_core.checkpoint.code_version import code_version
 from skyrl_core.checkpoint.discovery import list_checkpoints, read_manifest
 from skyrl_core.checkpoint.resume import starting_point
 from skyrl_core.checkpoint.retention import clean_leftovers
+from skyrl_core.checkpoint.scores import CheckpointScore, record_score
 from skyrl_core.config import SkyRLConfig, config_digest, diff_configs, dump_yaml
 from skyrl_core.config.load import config_from_yaml
 from skyrl_core.data.digests import digest_of, sha256_of_bytes
@@ -33,8 +35,6 @@ from tasks.stages import PROMPTS
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-
-RUN_DOCUMENT, CONFIG_DOCUMENT = "run.json", "config.yaml"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -137,19 +137,6 @@ class Run:
             }
         )
 
-    def evaluation_settings(self) -> str:
-        """Digest of what an evaluation depends on besides weights and prompts; the run's own leaves it out."""
-        generator, trainer = self.config.generator, self.config.trainer
-        sampling = generator.eval_sampling_params
-        return digest_of(
-            {
-                "sampling": sampling.model_dump(mode="json") if sampling is not None else None,
-                "samples": generator.eval_n_samples_per_prompt,
-                "greedy": trainer.eval_greedy,
-                "environment": self.config.environment.model_dump(mode="json"),
-            }
-        )
-
     def plan(self, step: int) -> StageRecord:
         """The step's prompts, committed before anything is generated from them."""
         data = prompts_to_bytes(self.loader.batch(step))
@@ -190,6 +177,33 @@ class Run:
         line = MetricsLine(step=step, epoch=epoch, metrics=metrics)
         self.lines.append(line)
         return line
+
+    def keep_score(self, step: int, identity: str, evaluation: StageRecord) -> None:
+        """Keep an evaluation beside the checkpoint of its step, if there is one."""
+        for found in self.checkpoints():
+            if found.step == step and found is not self.base:
+                score = CheckpointScore(
+                    run=self.name,
+                    step=step,
+                    content_digest=read_manifest(found).content_digest,
+                    identity=identity,
+                    metrics=evaluation.summary["metrics"],
+                    code_version=code_version(),
+                    created_at=evaluation.created_at,
+                    evaluated_by=self.lease.info.get("flow_run_id", ""),
+                )
+                record_score(self.store.uri, score)
+
+    def mark(self, *, finished: bool) -> None:
+        """Say in the store how far the run is, for those who look after it: nightly runs, clean-up, listings."""
+        before = read_state(self.store)
+        state = RunState(
+            finished=finished,
+            starts=before.starts + (0 if finished else 1),
+            total_steps=self.total_steps if self._loader is not None else before.total_steps,
+            flow_run_id=self.lease.info.get("flow_run_id", ""),
+        )
+        self.store.write_json(STATE_DOCUMENT, asdict(state))
 
     def checkpoints(self) -> list[CheckpointRef]:
         """Complete checkpoints of this run that belong to its present history, by ascending step.

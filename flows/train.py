@@ -18,7 +18,8 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Crashed
 
 from flows.environment import prefect_environment
-from flows.epoch import Loop, active_loop, evaluate_start, train_epoch
+from flows.epoch import Loop, active_loop, announce_checkpoints, evaluate_start, train_epoch
+from flows.parameters import ConfigFile, Overrides
 from flows.preflight import check_before_start
 from flows.reconcile import Reconciler
 from flows.run import Actors, Run, open_run
@@ -27,6 +28,7 @@ from flows.view import RunView
 from skyrl_core.checkpoint.discovery import read_manifest
 from skyrl_core.config import load_config
 from skyrl_core.hooks import load_hook
+from skyrl_core.recipes.ensure import prepare_recipe, recipe_missing
 from skyrl_core.runtime.cluster import RayCluster, ensure_ray, warm_worker
 from skyrl_core.tracking.build import build_tracker
 from skyrl_core.tracking.metrics_file import MetricsFile, MetricsLine
@@ -40,21 +42,25 @@ logger = logging.getLogger(__name__)
 
 
 @flow(name="train", validate_parameters=True)
-def train(config: str | None = None, overrides: list[str] | None = None) -> dict[str, Any]:
+def train(config: ConfigFile = None, overrides: Overrides = None) -> dict[str, Any]:
     """Train a model by reinforcement learning, or continue the run of that name.
 
     Args:
-        config: Path of a YAML configuration file; None takes the defaults.
-        overrides: Words `key=value` on top of it, such as `trainer.epochs=2`.
+        config: YAML file with keys, by its path on the machine that runs the flow. Empty: the defaults.
+        overrides: Words `key=value` that win over the file. `skyrl-flows config --help-keys` lists the keys.
 
     Returns:
         The run's summary, as in summary.json.
     """
     began = time.monotonic()
     settings = load_config(config, overrides or [])
+    if recipe_missing(settings):
+        check_before_start(settings, files=False)
+        prepare_recipe(settings)
     check_before_start(settings)
     with ExitStack() as stack:
         run = stack.enter_context(open_run(settings, flow_run_id=str(flow_run.id or "")))
+        run.mark(finished=False)
         _name_flow_run(run)
         view = stack.enter_context(RunView.open(settings.flow.show, None, run.name))
         if run.fresh:
@@ -117,10 +123,12 @@ def _run_epochs(loop: Loop) -> None:
             evaluate_start(run.name)
         if run.done_step >= run.total_steps:
             loop.view.note(f"run {run.name} already reached its last step, {run.total_steps}: nothing to do")
+        announce_checkpoints(run)
         steps = range(run.done_step + 1, run.total_steps + 1)
         for epoch, group in groupby(steps, key=lambda step: run.loader.position(step - 1).epoch + 1):
             members = list(group)
             train_epoch(run.name, epoch, members[0], members[-1])
+        run.mark(finished=True)
     finally:
         active_loop.reset(token)
 

@@ -16,6 +16,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 from prefect.states import Completed, State
 
+from skyrl_core.checkpoint.aliases import aliased_steps
+from skyrl_core.checkpoint.pins import pinned_steps
 from skyrl_core.checkpoint.publish import CheckpointWriter
 from skyrl_core.checkpoint.retention import apply_retention
 from skyrl_core.data.carriers import RolloutBatch
@@ -145,7 +147,9 @@ def _checkpoint(
         context.require_trainer().save(writer.directory, step)
         faults.point("checkpoint.written", step=step)
         saved = writer.commit(policy_version=inputs.policy_version, run_name=context.run_name, **facts)
-    deleted = apply_retention(store.uri, context.config.trainer.max_ckpts_to_keep, fence=store.fence)
+    root = store.uri.rpartition("/")[0]
+    protected = pinned_steps(store.uri) | aliased_steps(root, context.run_name)
+    deleted = apply_retention(store.uri, context.config.trainer.max_ckpts_to_keep, protected, fence=store.fence)
     return {}, {"uri": saved.uri, "deleted": deleted}
 
 

@@ -100,6 +100,11 @@ class Lease:
         """The fencing token: higher than that of every earlier writer of this run."""
         return self._holder.token
 
+    @property
+    def info(self) -> Mapping[str, str]:
+        """What this holder says about itself."""
+        return self._holder.info
+
     def check(self) -> None:
         """Raises LeaseLostError when a newer writer took the run over."""
         verify_fence(self._storage, self.token)

@@ -1,0 +1,88 @@
+"""`skyrl-flows checkpoints`: what a store holds, with scores, aliases and sizes."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from skyrl_core.checkpoint.catalog import CheckpointEntry, RunEntry, list_runs, read_run
+from skyrl_core.config import load_config
+from skyrl_core.errors import ConfigurationError
+
+_SCORE = "eval/all/avg_score"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a table, or JSON."""
+    root = load_config(args.config, args.overrides).trainer.ckpt_path
+    names = list_runs(root)
+    if args.run is not None:
+        if args.run not in names:
+            raise ConfigurationError(f"{root} has no run {args.run}; it has: {', '.join(names) or 'none'}")
+        names = [args.run]
+    runs = [read_run(root, name) for name in names]
+    if args.json:
+        print(json.dumps([_row(run, saved, args.metric) for run in runs for saved in run.checkpoints], indent=2))
+    elif not any(run.checkpoints for run in runs):
+        print(f"{root} has no checkpoints yet ({len(runs)} run(s))")
+    else:
+        Console().print(_table(root, runs, args.metric))
+    return 0
+
+
+def _row(run: RunEntry, saved: CheckpointEntry, metric: str) -> dict[str, Any]:
+    manifest = saved.manifest
+    return {
+        "run": run.name,
+        "step": saved.step,
+        "path": saved.uri,
+        "score": _score(saved, metric),
+        "aliases": list(saved.aliases),
+        "pinned": saved.pinned,
+        "bytes": saved.bytes,
+        "created_at": manifest.created_at,
+        "code_version": manifest.code_version,
+        "config_digest": manifest.config_digest,
+        "dataset_fingerprint": manifest.dataset_fingerprint,
+        "content_digest": manifest.content_digest,
+        "run_finished": run.state.finished,
+    }
+
+
+def _score(saved: CheckpointEntry, metric: str) -> float | None:
+    """The latest score of the checkpoint."""
+    values = [score.metrics[metric] for score in saved.scores if metric in score.metrics]
+    return values[-1] if values else None
+
+
+def _table(root: str, runs: Sequence[RunEntry], metric: str) -> Table:
+    table = Table(title=f"Checkpoints in {root}", title_justify="left")
+    for label, justify in (
+        ("run", "left"),
+        ("step", "right"),
+        (metric.removeprefix("eval/"), "right"),
+        ("aliases", "left"),
+        ("MB", "right"),
+        ("saved at (UTC)", "left"),
+        ("code", "left"),
+    ):
+        table.add_column(label, justify=justify)  # type: ignore[arg-type]
+    for run in runs:
+        for index, saved in enumerate(run.checkpoints):
+            score = _score(saved, metric)
+            state = "" if run.state.finished else " (unfinished)"
+            table.add_row(
+                Text(f"{run.name}{state}" if index == 0 else ""),
+                str(saved.step),
+                "" if score is None else f"{score:.4f}",
+                ", ".join(saved.aliases),
+                f"{saved.bytes / 1e6:,.1f}",
+                saved.manifest.created_at.replace("T", " ").removesuffix("+00:00"),
+                saved.manifest.code_version.rpartition("+")[2],
+            )
+        table.add_section()
+    return table
