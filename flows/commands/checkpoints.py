@@ -61,16 +61,11 @@ def _score(saved: CheckpointEntry, metric: str) -> float | None:
 
 def _table(root: str, runs: Sequence[RunEntry], metric: str) -> Table:
     table = Table(title=f"Checkpoints in {root}", title_justify="left")
-    for label, justify in (
-        ("run", "left"),
-        ("step", "right"),
-        (metric.removeprefix("eval/"), "right"),
-        ("aliases", "left"),
-        ("MB", "right"),
-        ("saved at (UTC)", "left"),
-        ("code", "left"),
-    ):
-        table.add_column(label, justify=justify)  # type: ignore[arg-type]
+    table.add_column("run")
+    for label in ("step", metric.removeprefix("eval/"), "MB"):
+        table.add_column(label, justify="right", no_wrap=True)
+    for label in ("aliases", "saved at (UTC)", "code"):
+        table.add_column(label, no_wrap=label != "aliases")
     for run in runs:
         for index, saved in enumerate(run.checkpoints):
             score = _score(saved, metric)
@@ -79,10 +74,10 @@ def _table(root: str, runs: Sequence[RunEntry], metric: str) -> Table:
                 Text(f"{run.name}{state}" if index == 0 else ""),
                 str(saved.step),
                 "" if score is None else f"{score:.4f}",
-                ", ".join(saved.aliases),
                 f"{saved.bytes / 1e6:,.1f}",
-                saved.manifest.created_at.replace("T", " ").removesuffix("+00:00"),
-                saved.manifest.code_version.rpartition("+")[2],
+                ", ".join(saved.aliases),
+                saved.manifest.created_at.replace("T", " ")[:16],
+                saved.manifest.code_version.rpartition("+")[2][:9],
             )
         table.add_section()
     return table
