@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -56,18 +57,16 @@ def end(process: "subprocess.Popen[Any]") -> None:
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres() -> Iterator[str]:
     """A real PostgreSQL on a free port; yields its address as Prefect takes it."""
     binaries = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
     assert binaries, "PostgreSQL is not installed; on Debian: apt-get install postgresql"
-    folder = tmp_path_factory.mktemp("postgres")
+    # Not below pytest's folder: that one is closed to other users.
+    folder = Path(tempfile.mkdtemp(prefix="postgres-"))
     port = free_port()
     # PostgreSQL refuses to run as root; its package brings a user.
     as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.getuid() == 0 else []
     if as_user:
-        for parent in (folder, *folder.parents):
-            if parent != Path("/") and parent.stat().st_uid == os.getuid() and not parent.stat().st_mode & 0o001:
-                parent.chmod(parent.stat().st_mode | 0o711)
         shutil.chown(folder, "postgres", "postgres")
 
     def run(*words: str) -> None:
@@ -86,6 +85,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"postgresql+asyncpg://prefect@127.0.0.1:{port}/prefect"
     finally:
         run(str(bin_folder / "pg_ctl"), "-D", str(data), "-m", "immediate", "-w", "stop")
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")
