@@ -47,7 +47,8 @@ class Loop:
         self.view.step_done(line.step, line.metrics)
         if line.step % run.config.flow.artifact_interval == 0 or line.step == run.total_steps:
             self.artifacts.publish_progress(line.step, run.total_steps)
-            self.artifacts.publish_curves(run.lines, {"run store": run.store.uri, "metrics": str(self.metrics.path)})
+            places = {"run store": run.store.uri, "metrics": str(self.metrics.path)}
+            self.artifacts.publish_curves(run.lines, {**places, **self.tracker.links()})
 
 
 active_loop: ContextVar[Loop] = ContextVar("active_loop")

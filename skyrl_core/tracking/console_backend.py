@@ -12,6 +12,7 @@ class ConsoleBackend:
     """The `console` logger: for logs of machines without a terminal, where no live view runs."""
 
     name = "console"
+    place: str | None = None
 
     def __init__(self, state_dir: Path) -> None:
         self._mark = HighWaterMark(state_dir / "console.json", "console")

@@ -28,6 +28,9 @@ class MultiTracker:
         for backend in self._backends:
             _guarded(backend, f"the failure in {where}", partial(backend.log_exception, error, where))
 
+    def links(self) -> Mapping[str, str]:
+        return {backend.name: backend.place for backend in self._backends if backend.place is not None}
+
     def finish(self, ok: bool) -> None:
         if self._finished:
             return

@@ -25,6 +25,10 @@ class Tracker(Protocol):
         """
         ...
 
+    def links(self) -> Mapping[str, str]:
+        """Where each backend shows the run: its name, and an address or a folder."""
+        ...
+
     def finish(self, ok: bool) -> None:
         """Flush and close; `ok` is False when the run failed. Calling it again does nothing."""
         ...
@@ -34,6 +38,8 @@ class Backend(Protocol):
     """One place that metrics go to. Its methods may raise; the tracker in front of it turns that into warnings."""
 
     name: str
+    place: str | None
+    """Where people look at the run: an address or a folder; None for a backend without one."""
 
     @property
     def logged_through(self) -> int:

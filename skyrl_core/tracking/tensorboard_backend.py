@@ -20,6 +20,7 @@ class TensorBoardBackend:
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and only wanted when chosen
 
         folder = run_dir / "tensorboard"
+        self.place: str | None = str(folder)
         self._mark = HighWaterMark(state_dir / "tensorboard.json", "tensorboard")
         reopened = any(folder.glob("events.out.tfevents.*"))
         if not reopened:

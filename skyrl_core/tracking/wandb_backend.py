@@ -85,6 +85,7 @@ class WandbBackend:
         self._run.define_metric(STEP_METRIC)
         self._run.define_metric("*", step_metric=STEP_METRIC)
         local = self._run.offline or self._run.disabled
+        self.place: str | None = str(run_dir / "wandb") if local else self._run.url
         self._held = last_recorded_step(run_dir, run_id) if local else self._run.step - 1
 
     @property

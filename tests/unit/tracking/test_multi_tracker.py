@@ -14,6 +14,7 @@ class Recorder:
         self.name = name
         self.logged_through = logged_through
         self.broken = broken
+        self.place: str | None = None
         self.steps: list[int] = []
         self.failures: list[tuple[BaseException, str]] = []
         self.ends: list[bool] = []
@@ -74,3 +75,9 @@ def test_metrics_that_come_too_late_for_their_step_are_named(caplog: pytest.LogC
     tracker.log({"eval/score": 0.5}, 4)
     assert "step 4 was reported already: eval/score not tracked" in caplog.text
     assert backend.steps == [4]
+
+
+def test_links_name_the_backends_that_have_a_place() -> None:
+    page, silent = Recorder("page"), Recorder("silent")
+    page.place = "https://tracker.test/run"
+    assert MultiTracker([page, silent]).links() == {"page": "https://tracker.test/run"}
