@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 @flow(name="cleanup")
 def cleanup(
     config: ConfigFile = None,
-    overrides: Overrides = None,
+    overrides: Overrides = (),
     keep: Annotated[int, Field(ge=1)] | None = 1,
     abandoned_days: Annotated[float, Field(gt=0)] = 14.0,
     pin_hours: Annotated[float, Field(gt=0)] = 24.0,
@@ -47,7 +47,7 @@ def cleanup(
         A row for each run.
     """
     log = get_run_logger()
-    root = load_config(config, overrides or []).trainer.ckpt_path
+    root = load_config(config, list(overrides)).trainer.ckpt_path
     rows = []
     for name in list_runs(root):
         entry = read_run(root, name)

@@ -87,7 +87,7 @@ def run_evaluation(run_name: str, step: int) -> None:
 @flow(name="evaluate")
 def evaluate(
     config: ConfigFile = None,
-    overrides: Overrides = None,
+    overrides: Overrides = (),
     checkpoint: str | None = None,
 ) -> str:
     """Score a checkpoint, or the configured model, on the validation data.
@@ -100,7 +100,7 @@ def evaluate(
     Returns:
         The report as JSON. The trackers get the same metrics at step 0.
     """
-    settings = load_config(config, overrides or [])
+    settings = load_config(config, list(overrides))
     check_before_start(settings, training=False)
     saved, manifest = checkpoint_at(checkpoint) if checkpoint is not None else (None, None)
     name = settings.trainer.run_name or fresh_name().replace("run-", "eval-", 1)

@@ -43,7 +43,7 @@ def evaluate_checkpoint(
     step: Annotated[int, Field(ge=0)],
     run: str,
     config: ConfigFile = None,
-    overrides: Overrides = None,
+    overrides: Overrides = (),
     metric: str = DEFAULT_METRIC,
     aliases: tuple[str, ...] = ("best", "production"),
     min_score: float | None = None,
@@ -77,7 +77,7 @@ def evaluate_checkpoint(
             )
         manifest = _matching(path, step, run)
         file = config or _run_configuration(run_root, Path(stack.enter_context(tempfile.TemporaryDirectory())))
-        settings = load_config(file, [*(overrides or []), f"trainer.run_name={run}-step-{step}"])
+        settings = load_config(file, [*overrides, f"trainer.run_name={run}-step-{step}"])
         check_before_start(settings, training=False)
         score = _score(settings, path, run_root, run, manifest)
         log.info("%s step %d: %s", run, step, _shown(score, metric))

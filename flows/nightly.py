@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 @flow(name="nightly")
 def nightly(
     config: ConfigFile = None,
-    overrides: Overrides = None,
+    overrides: Overrides = (),
     prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "nightly",
     start_from: str | None = "production",
     max_starts: Annotated[int, Field(ge=1)] = 3,
@@ -49,7 +49,7 @@ def nightly(
         timezone: Time zone of the dates in names.
     """
     log = get_run_logger()
-    settings = load_config(config, overrides or [])
+    settings = load_config(config, list(overrides))
     if settings.trainer.run_name is not None:
         raise ConfigurationError("trainer.run_name is chosen for each night: leave it out and set `prefix`")
     root = settings.trainer.ckpt_path
@@ -61,15 +61,15 @@ def nightly(
             file = Path(folder) / CONFIG_DOCUMENT
             file.write_text(RunStore.open(f"{root.rstrip('/')}/{cut}").read_text(CONFIG_DOCUMENT) or "", "utf-8")
             try:
-                return train(config=str(file), overrides=[f"trainer.run_name={cut}"])
+                return train(config=str(file), overrides=(f"trainer.run_name={cut}",))
             except ConfigurationError as error:
                 log.warning("night %s cannot go on and is given up: %s", cut, error)
         name = f"{prefix}-{_scheduled(timezone):%Y%m%d-%H%M%S}"
         name_flow_run(name)
-        words = [*(overrides or []), f"trainer.run_name={name}"]
+        words = (*overrides, f"trainer.run_name={name}")
         start = _start_model(settings, start_from)
         if start is not None:
-            words.append(f"trainer.policy.model.path={start}")
+            words += (f"trainer.policy.model.path={start}",)
         log.info("night %s begins with %s", name, start or settings.trainer.policy.model.path)
         return train(config=config, overrides=words)
 

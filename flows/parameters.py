@@ -15,6 +15,6 @@ ConfigFile = Annotated[
 Override = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*=[\s\S]*$")]
 
 Overrides = Annotated[
-    list[Override] | None,
+    tuple[Override, ...],
     Field(examples=[["trainer.epochs=2", "trainer.run_name=trial-7"]]),
 ]

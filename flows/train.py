@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 @flow(name="train", validate_parameters=True)
-def train(config: ConfigFile = None, overrides: Overrides = None) -> dict[str, Any]:
+def train(config: ConfigFile = None, overrides: Overrides = ()) -> dict[str, Any]:
     """Train a model by reinforcement learning, or continue the run of that name.
 
     Args:
@@ -53,7 +53,7 @@ def train(config: ConfigFile = None, overrides: Overrides = None) -> dict[str, A
         The run's summary, as in summary.json.
     """
     began = time.monotonic()
-    settings = load_config(config, overrides or [])
+    settings = load_config(config, list(overrides))
     if recipe_missing(settings):
         check_before_start(settings, files=False)
         prepare_recipe(settings)

@@ -24,7 +24,9 @@ def run(args: argparse.Namespace) -> int:
         from skyrl_core.evaluation.metrics import EvalReport
         from skyrl_core.evaluation.report_table import report_table
 
-        report = EvalReport.from_json(evaluate(config=config_file, overrides=overrides, checkpoint=args.checkpoint))
+        report = EvalReport.from_json(
+            evaluate(config=config_file, overrides=tuple(overrides), checkpoint=args.checkpoint)
+        )
     Console().print(report_table(report))
     return 0
 

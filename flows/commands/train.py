@@ -20,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
         from flows.train import train
         from skyrl_core.tracking.summary import RunSummary, summary_table
 
-        summary = RunSummary(**train(config=args.config, overrides=list(args.overrides)))
+        summary = RunSummary(**train(config=args.config, overrides=tuple(args.overrides)))
     if config.flow.show != "off":
         Console().print(summary_table(summary))
     return 0
