@@ -2,9 +2,13 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from skyrl_core.config.section import Count, PathText, Positive, Section, ours
+from skyrl_core.config.section import Count, PathText, Positive, Section, ours, own_code
+
+
+def _absolute(name: str) -> str:
+    return own_code(name) if ":" in name else name
 
 
 class Text2SQLConfig(Section):
@@ -43,7 +47,9 @@ class SkyRLGymConfig(Section):
 class EnvironmentConfig(Section):
     """`environment`."""
 
-    env_class: str = Field("gsm8k", description="environment of prompts that name none")
+    env_class: Annotated[str, AfterValidator(_absolute)] = Field(
+        "gsm8k", description="environment of prompts that name none: a name, module:Class or file.py:Class"
+    )
     timeout_seconds: Positive = Field(
         300.0, description=ours("longest time one call of an environment may take; then its trajectory fails")
     )
