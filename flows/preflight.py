@@ -51,9 +51,8 @@ def check_own_code(config: SkyRLConfig) -> None:
     # Imports torch, which the named algorithms do not need here.
     from skyrl_core.algorithms.registry import estimator_rules, loss_rules
 
-    check_algorithm(
-        algorithm, **{**facts, "estimator": estimator_rules(estimator), "policy_loss": loss_rules(policy_loss)}
-    )
+    facts["estimator"], facts["policy_loss"] = estimator_rules(estimator), loss_rules(policy_loss)
+    check_algorithm(algorithm, **facts)
 
 
 def check_data_files(key: str, sources: tuple[str, ...]) -> None:

@@ -25,9 +25,9 @@ def on_rollouts(inputs, config): ...
 """
 
 
-@pytest.fixture
-def own(tmp_path: Path) -> Path:
-    path = tmp_path / "own.py"
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("outside") / "own.py"
     path.write_text(OWN)
     return path
 
@@ -46,7 +46,7 @@ def test_what_can_be_loaded_and_works_passes(own: Path) -> None:
 def test_a_function_that_is_not_there_is_named_with_its_key(own: Path, key: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{key}={own}:missing: {own} has no missing"):
         check(f"{key}={own}:missing")
-    with pytest.raises(ConfigurationError, match="no such file: /no/such.py"):
+    with pytest.raises(ConfigurationError, match=r"no such file: /no/such\.py"):
         check(f"{key}=/no/such.py:f")
 
 
