@@ -1,10 +1,12 @@
 """Functions of the user's own are loaded and checked before any server starts or model loads."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from flows.preflight import check_own_code
+from skyrl_core.algorithms import registry
 from skyrl_core.config import load_config
 from skyrl_core.errors import ConfigurationError
 
@@ -26,10 +28,12 @@ def on_rollouts(inputs, config): ...
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("outside") / "own.py"
     path.write_text(OWN)
-    return path
+    yield path
+    registry._estimators.entries.pop("own_for_preflight")
+    registry._losses.entries.pop("own_loss_for_preflight")
 
 
 def check(*words: str) -> None:
