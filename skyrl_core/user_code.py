@@ -8,11 +8,15 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from skyrl_core.errors import ConfigurationError
+
+# Episodes run in threads: none may see a module that another is still executing.
+_loading = threading.RLock()
 
 
 def load_callable(name: str, key: str) -> Any:
@@ -45,8 +49,11 @@ def _load_file(path: Path) -> ModuleType:
         raise FileNotFoundError(f"no such file: {full}")
     # Two files of the same base name must not shadow each other, hence the whole path in the module's name.
     name = f"skyrl_user_file_{full.stem}_{hashlib.sha256(str(full).encode()).hexdigest()[:12]}"
-    if name in sys.modules:
-        return sys.modules[name]
+    with _loading:
+        return sys.modules.get(name) or _execute(name, full)
+
+
+def _execute(name: str, full: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, full)
     if spec is None or spec.loader is None:
         raise ImportError(f"{full} is no Python file")

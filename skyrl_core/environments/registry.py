@@ -83,4 +83,5 @@ def _register_ours() -> None:
 
 
 def _load(env_class: str, entry_point: str) -> EnvironmentClass:
-    return cast(EnvironmentClass, load_callable(entry_point, f"environment {env_class!r}"))
+    key = "environment" if env_class == entry_point else f"environment {env_class}"
+    return cast(EnvironmentClass, load_callable(entry_point, key))

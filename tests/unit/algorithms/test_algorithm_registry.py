@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -156,6 +157,15 @@ def test_two_files_of_the_same_name_do_not_shadow_each_other(tmp_path: Path) -> 
         (tmp_path / folder / "mine.py").write_text(f"def f(inputs, config):\n    return {folder!r}\n")
     found = [load_callable(f"{tmp_path}/{folder}/mine.py:f", "key")(None, None) for folder in ("a", "b")]
     assert found == ["a", "b"]
+
+
+def test_threads_that_load_a_file_at_once_all_find_what_it_defines(tmp_path: Path) -> None:
+    path = tmp_path / "slow.py"
+    path.write_text("import threading\nthreading.Event().wait(0.2)\ndef f(): return 1\n")
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: load_callable(f"{path}:f", "key"), range(4)))
+    assert {function() for function in found} == {1}
+    assert len(set(found)) == 1
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_registering_twice_is_fine_and_taking_a_name_is_not() -> None:
             "no.such.module:Env",
             "cannot import no.such.module .ModuleNotFoundError: No module named 'no'",
         ),
-        ("json:Env", "environment 'json:Env'.*: json has no Env"),
+        ("json:Env", "environment=json:Env: json has no Env"),
         ("json:__name__", "__name__ is not callable"),
     ],
 )
