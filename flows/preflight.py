@@ -4,7 +4,6 @@ from pathlib import Path
 
 from skyrl_core.config import SkyRLConfig
 from skyrl_core.config.algorithm_checks import check_algorithm
-from skyrl_core.config.environment import ENVIRONMENT_REWARD
 from skyrl_core.data.tokenizer import check_model_path
 from skyrl_core.errors import DatasetError
 from skyrl_core.tracking.build import check_trackers
@@ -42,12 +41,8 @@ def check_own_code(config: SkyRLConfig) -> None:
 
     Raises ConfigurationError naming key and function when one cannot be loaded, or cannot work with the rest.
     """
-    for name, own in config.hooks:
-        if own is not None:
-            load_callable(own, f"hooks.{name}")
-    for name, reward in config.environment.rewards.items():
-        if reward.function != ENVIRONMENT_REWARD:
-            load_callable(reward.function, f"environment.rewards.{name}.function")
+    for key, name in config.own_code().items():
+        load_callable(name, key)
     algorithm, facts = config.trainer.algorithm, config.algorithm_facts()
     estimator, policy_loss = algorithm.advantage_estimator, algorithm.policy_loss_type
     if ":" not in estimator + policy_loss:

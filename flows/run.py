@@ -28,6 +28,7 @@ from skyrl_core.runtime.engines import EngineGroup
 from skyrl_core.runtime.placement import Placement
 from skyrl_core.runtime.trainer import Trainer
 from skyrl_core.tracking.metrics_file import MetricsLine
+from skyrl_core.user_code import file_digests
 from tasks.context import StageContext
 from tasks.setup import Datasets
 from tasks.stages import PROMPTS, draw_name
@@ -298,6 +299,9 @@ def _identify(config: SkyRLConfig, name: str, store: RunStore) -> tuple[dict[str
     digest = config_digest(config)
     if document is not None and document["config_digest"] != digest:
         raise ConfigurationError(_other_configuration(config, name, store))
+    own_files = file_digests(config.own_code().values())
+    if document is not None:
+        _check_own_files(document.get("own_files", {}), own_files, name)
     base = starting_point(
         store.uri,
         mode=config.trainer.resume_mode,
@@ -317,11 +321,22 @@ def _identify(config: SkyRLConfig, name: str, store: RunStore) -> tuple[dict[str
             "start_checkpoint": base.uri if base is not None else None,
             "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "code_version": code_version(),
+            "own_files": own_files,
             "key": token_hex(8),
         }
         store.write_text(CONFIG_DOCUMENT, dump_yaml(config))
         store.write_json(RUN_DOCUMENT, document)
     return document, base
+
+
+def _check_own_files(before: Mapping[str, str], now: Mapping[str, str], name: str) -> None:
+    """What a run computes depends on the user's files as on its configuration."""
+    changed = [path for path, digest in before.items() if now.get(path, digest) != digest]
+    if changed:
+        raise ConfigurationError(
+            f"run {name!r} was made with another {', '.join(changed)}: restore the file to continue the run, or choose "
+            "another trainer.run_name. Nothing was changed."
+        )
 
 
 def _other_configuration(config: SkyRLConfig, name: str, store: RunStore) -> str:

@@ -25,6 +25,7 @@ from flows.run import Actors, Run, open_run
 from flows.stage_runner import StageRunner
 from flows.view import RunView
 from skyrl_core.config import load_config
+from skyrl_core.config.algorithm_checks import algorithm_advice
 from skyrl_core.hooks import load_hook
 from skyrl_core.recipes.ensure import prepare_recipe, recipe_missing
 from skyrl_core.runtime.cluster import RayCluster, ensure_ray, warm_worker
@@ -64,6 +65,8 @@ def train(config: ConfigFile = None, overrides: Overrides = None) -> dict[str, A
         if run.fresh:
             begins = f"from {run.base.uri}" if run.base is not None else "fresh"
             view.note(f"run {run.name}: nothing to resume in {run.store.uri}, starting {begins}")
+        for advice in algorithm_advice(settings.trainer.algorithm):
+            view.note(advice)
         tracker = stack.enter_context(_tracking(run))
         # Entered last, so that Ray — and every actor with it — is gone before the lease is given back.
         cluster = stack.enter_context(

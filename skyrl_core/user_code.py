@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,6 +42,12 @@ def load_callable(name: str, key: str) -> Any:
     if not callable(found):
         raise ConfigurationError(f"{key}={name}: {attribute} is not callable")
     return found
+
+
+def file_digests(names: Iterable[str]) -> dict[str, str]:
+    """SHA-256 in hex of each file that `names` load from, by its path. What a file imports in turn is not looked at."""
+    paths = sorted({where for where, _, _ in (name.rpartition(":") for name in names) if where.endswith(".py")})
+    return {path: hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest() for path in paths}
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -70,6 +70,20 @@ class SkyRLConfig(Section):
     def uses_critic(self) -> bool:
         return self.trainer.critic.model.path is not None
 
+    def own_code(self) -> dict[str, str]:
+        """The functions and classes of the user's own, `module:name` or `/path/to/file.py:name`, by their keys."""
+        algorithm = self.trainer.algorithm
+        named = {f"hooks.{name}": own for name, own in self.hooks if own is not None}
+        named |= {
+            f"environment.rewards.{name}.function": item.function for name, item in self.environment.rewards.items()
+        }
+        named |= {
+            "environment.env_class": self.environment.env_class,
+            "trainer.algorithm.advantage_estimator": algorithm.advantage_estimator,
+            "trainer.algorithm.policy_loss_type": algorithm.policy_loss_type,
+        }
+        return {key: own for key, own in named.items() if ":" in own}
+
     def check_runnable(self) -> None:
         """Raise what keeps `train` and `evaluate` from running this configuration.
 

@@ -128,6 +128,7 @@ def test_a_run_killed_between_draws_continues_bit_for_bit(
         assert all(torch.equal(tensor, found[name]) for name, tensor in load_file(file).items())
 
 
+@pytest.mark.slow
 def test_a_batch_that_never_fills_stops_with_counts_and_goes_on_under_a_higher_bound(
     new_rare_project: Callable[[], Project],
 ) -> None:
