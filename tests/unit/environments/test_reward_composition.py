@@ -85,8 +85,25 @@ def test_functions_are_named_by_words(own: Path) -> None:
     rewards = load_config(None, words).environment.rewards
     assert rewards["correct"] == RewardConfig(function="environment", weight=1.0)
     assert rewards["short"] == RewardConfig(function=f"{own}:brevity", weight=0.25)
-    with pytest.raises(ConfigurationError, match="must be written module:function or path/to/file"):
-        load_config(None, ["environment.rewards.odd.function=nowhere"])
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        (
+            "environment.rewards.odd.function=nowhere",
+            r"odd\.function: must be written module:function or path",
+        ),
+        ("environment.rewards.odd.weight=much", r"environment\.rewards\.odd\.weight: input should be a valid number"),
+        ("environment.rewards.odd.wieght=1", r"environment\.rewards\.odd\.wieght: extra inputs are not permitted"),
+        ("environment.rewards.odd=5", r"environment\.rewards\.odd: input should be"),
+    ],
+)
+def test_what_is_wrong_inside_an_entry_is_named(word: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        load_config(None, ["environment.rewards.odd.function=environment", word])
+    with pytest.raises(ConfigurationError, match=r"environment\.rewards\.odd\.function is needed"):
+        load_config(None, ["environment.rewards.odd.weight=2"])
 
 
 def test_metrics_of_rewards_are_means_over_those_that_have_them() -> None:
