@@ -7,7 +7,7 @@ prompts ─▶ generate ─▶ score ─▶ update ─▶ sync weights ─▶ [c
 
 import time
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prefect import flow
 from prefect_ray import RayTaskRunner
@@ -16,9 +16,11 @@ from flows.reconcile import Need
 from flows.run import Run
 from flows.stage_runner import StageRunner
 from flows.view import RunView
+from skyrl_core.algorithms.dynamic_sampling import Draw, enough
 from skyrl_core.checkpoint.discovery import read_manifest
 from skyrl_core.data.digests import digest_of
 from skyrl_core.data.references import StageRecord
+from skyrl_core.errors import RolloutError
 from skyrl_core.evaluation.identity import evaluation_identity
 from skyrl_core.tracking.metrics_file import MetricsFile, MetricsLine
 from skyrl_core.tracking.protocol import Tracker
@@ -66,10 +68,15 @@ def current_loop() -> Loop:
 
 @flow(name="epoch", flow_run_name="{run_name} epoch {epoch}", task_runner=RayTaskRunner())
 def train_epoch(run_name: str, epoch: int, first_step: int, last_step: int) -> None:
-    """Steps `first_step` to `last_step` of the run, all of one epoch (counted from 1)."""
+    """Steps `first_step` to `last_step` of the run, all of one epoch (counted from 1).
+
+    Fewer when dynamic sampling uses the epoch's prompts up before.
+    """
     loop = current_loop()
     loop.view.epoch(epoch)
     for step in range(first_step, last_step + 1):
+        if step > loop.run.total_steps or loop.run.epoch_of(step) != epoch:
+            break
         train_step(loop, step, epoch)
 
 
@@ -87,15 +94,15 @@ def train_step(loop: Loop, step: int, epoch: int) -> None:
     run, stage, before = loop.run, loop.stage, step - 1
     records: dict[str, StageRecord] = {}
 
-    prompts = run.plan(step)
-    inputs = StageInputs(step=step, digest=run.inputs("generate", step, before, prompts.digest), policy_version=before)
-    found = run.store.find_stage("generate", step, inputs.digest)
-    records["generate"] = stage(stages.generate, step, Need(engine_version=before), inputs, prompts, found=found)
+    draws = sample(loop, step)
+    records["generate"] = replace(draws[-1], seconds=sum(draw.seconds for draw in draws))
 
-    rollouts = records["generate"]
-    inputs = StageInputs(step=step, digest=run.inputs("score", step, before, rollouts.digest), policy_version=before)
+    state = run.algorithm_state(before)
+    digest = run.inputs("score", step, before, *(draw.digest for draw in draws))
+    inputs = StageInputs(step=step, digest=digest, policy_version=before)
     found = run.store.find_stage("score", step, inputs.digest)
-    records["score"] = stage(stages.score_rollouts, step, Need(trainer_version=before), inputs, rollouts, found=found)
+    need = Need(trainer_version=before)
+    records["score"] = stage(stages.score_rollouts, step, need, inputs, draws, state, found=found)
 
     batch = records["score"]
     lineage = digest_of({"parent": run.lineage(before), "batch": batch.digest})
@@ -121,6 +128,35 @@ def train_step(loop: Loop, step: int, epoch: int) -> None:
     loop.report(run.close_step(step, epoch, records, sync_seconds))
 
 
+def sample(loop: Loop, step: int) -> list[StageRecord]:
+    """Roll out a batch of prompts, and with dynamic sampling as many more as the step needs. The data then stands after
+    the last of them, so nothing is sampled in two steps."""
+    run, before = loop.run, step - 1
+    draws: list[StageRecord] = []
+    while not draws or not _enough(loop, step, draws):
+        number = len(draws)
+        prompts = run.plan(step, number)
+        name = stages.draw_name("generate", number)
+        inputs = StageInputs(step=step, digest=run.inputs(name, step, before, prompts.digest), policy_version=before)
+        found = run.store.find_stage(name, step, inputs.digest)
+        need = Need(engine_version=before)
+        draws.append(loop.stage(stages.generate, step, need, inputs, prompts, number, found=found))
+    if len(draws) > 1:
+        run.consume(step, len(draws))
+        loop.view.shorten(run.total_steps)
+    return draws
+
+
+def _enough(loop: Loop, step: int, draws: list[StageRecord]) -> bool:
+    counts = [Draw(**draw.summary["draw"]) for draw in draws]
+    try:
+        return enough(counts, counts[0].prompts, loop.run.config.trainer.algorithm.dynamic_sampling)
+    except RolloutError as error:
+        loop.artifacts.publish_failure("generate", step, error, "The run stopped; what was sampled is kept.")
+        loop.tracker.log_exception(error, f"generate step {step}")
+        raise
+
+
 def checkpoint(loop: Loop, step: int) -> StageRecord:
     """Save and publish the policy of `step`; recorded batches older than the oldest kept checkpoint go."""
     run = loop.run
@@ -132,6 +168,7 @@ def checkpoint(loop: Loop, step: int) -> StageRecord:
         "data_position": run.loader.state_dict(step),
         "world_size": len(run.actors.placement.policy),
         "metrics": dict(update.summary["metrics"]) if update is not None else {},
+        "algorithm_state": run.algorithm_state(step),
     }
     found = run.store.find_stage("checkpoint", step, inputs.digest)
     record: StageRecord = loop.stage(stages.checkpoint, step, Need(trainer_version=step), inputs, facts, found=found)

@@ -168,7 +168,7 @@ class Reconciler:
         trainer = run.actors.trainer
         if trainer is not None:
             trainer.policy.kill()
-            trainer.policy = start_policy(run.config, run.actors.placement, run.total_steps)
+            trainer.policy = start_policy(run.config, run.actors.placement, run.planned_steps)
 
 
 def sick_engines(engines: EngineGroup) -> dict[int, str]:

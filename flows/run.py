@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
@@ -28,9 +28,10 @@ from skyrl_core.runtime.engines import EngineGroup
 from skyrl_core.runtime.placement import Placement
 from skyrl_core.runtime.trainer import Trainer
 from skyrl_core.tracking.metrics_file import MetricsLine
+from skyrl_core.user_code import file_digests
 from tasks.context import StageContext
 from tasks.setup import Datasets
-from tasks.stages import PROMPTS
+from tasks.stages import PROMPTS, draw_name
 
 logger = logging.getLogger(__name__)
 
@@ -60,14 +61,27 @@ class Run:
     base: CheckpointRef | None = None
     fresh: bool = True
     _loader: PromptLoader | None = None
+    _planned_steps: int = 0
     _datasets: Datasets | None = None
     _actors: Actors | None = None
 
     # what setup provides, in this order
 
     def attach_data(self, datasets: Datasets, loader: PromptLoader) -> None:
-        """Give the run its prompts."""
+        """Give the run its prompts, and let them stand where the last finished step left them.
+
+        Raises DatasetError when they are others than the run began with.
+        """
         self._datasets, self._loader = datasets, loader
+        allow_changed = self.config.trainer.allow_changed_data
+        if self.base is not None:
+            # Of a run with steps of its own only the last one's data matter.
+            position = read_manifest(self.base).data_position
+            loader.load_state_dict(position, allow_changed=allow_changed or bool(self.lines))
+        self._planned_steps = self.total_steps
+        record = self.store.read_stage("step", self.done_step) if self.lines else None
+        if record is not None and record.summary.get("position") is not None:
+            loader.load_state_dict(record.summary["position"], allow_changed=allow_changed)
 
     def attach_actors(self, actors: Actors) -> None:
         """Give the run its actors."""
@@ -110,8 +124,13 @@ class Run:
 
     @property
     def total_steps(self) -> int:
-        """The last step of the run."""
+        """The last step of the run. Dynamic sampling, which takes more prompts for a step, brings it nearer."""
         return self.loader.total_steps(self.config.trainer.epochs, self.config.trainer.max_training_steps)
+
+    @property
+    def planned_steps(self) -> int:
+        """The last step as it was expected when the run began: what learning-rate schedules go by, on every start."""
+        return self._planned_steps
 
     def lineage(self, version: int) -> str:
         """What made the weights of a version: a chain of digests from the start model over every batch since.
@@ -137,10 +156,26 @@ class Run:
             }
         )
 
-    def plan(self, step: int) -> StageRecord:
-        """The step's prompts, committed before anything is generated from them."""
-        data = prompts_to_bytes(self.loader.batch(step))
-        return self._commit_prompts("plan", step, data, {"prompts": len(self.loader.indices(step))})
+    def plan(self, step: int, draw: int = 0) -> StageRecord:
+        """The prompts of one of the step's draws, committed before anything is generated from them."""
+        data = prompts_to_bytes(self.loader.batch(step + draw))
+        summary = {"prompts": len(self.loader.indices(step + draw))}
+        return self._commit_prompts(draw_name("plan", draw), step, data, summary)
+
+    def consume(self, step: int, draws: int) -> None:
+        """Let the data stand, after `step`, behind all of its draws."""
+        self.loader.seek(replace(self.loader.position(step - 1 + draws), step=step))
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch, counted from 1, in which a step begins."""
+        return self.loader.position(step - 1).epoch + 1
+
+    def algorithm_state(self, step: int) -> dict[str, float]:
+        """What the algorithm carries from step to step (the adaptive KL coefficient), as it is after `step`."""
+        if step == self.base_step:
+            return dict(read_manifest(self.base).algorithm_state) if self.base is not None else {}
+        record = self.store.read_stage("score", step)
+        return dict(record.summary.get("algorithm_state", {})) if record is not None else {}
 
     def validation(self, step: int) -> StageRecord:
         """The validation prompts, committed under the step they are used in."""
@@ -264,6 +299,9 @@ def _identify(config: SkyRLConfig, name: str, store: RunStore) -> tuple[dict[str
     digest = config_digest(config)
     if document is not None and document["config_digest"] != digest:
         raise ConfigurationError(_other_configuration(config, name, store))
+    own_files = file_digests(config.own_code().values())
+    if document is not None:
+        _check_own_files(document.get("own_files", {}), own_files, name)
     base = starting_point(
         store.uri,
         mode=config.trainer.resume_mode,
@@ -283,11 +321,22 @@ def _identify(config: SkyRLConfig, name: str, store: RunStore) -> tuple[dict[str
             "start_checkpoint": base.uri if base is not None else None,
             "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "code_version": code_version(),
+            "own_files": own_files,
             "key": token_hex(8),
         }
         store.write_text(CONFIG_DOCUMENT, dump_yaml(config))
         store.write_json(RUN_DOCUMENT, document)
     return document, base
+
+
+def _check_own_files(before: Mapping[str, str], now: Mapping[str, str], name: str) -> None:
+    """What a run computes depends on the user's files as on its configuration."""
+    changed = [path for path, digest in before.items() if now.get(path, digest) != digest]
+    if changed:
+        raise ConfigurationError(
+            f"run {name!r} was made with another {', '.join(changed)}: restore the file to continue the run, or choose "
+            "another trainer.run_name. Nothing was changed."
+        )
 
 
 def _other_configuration(config: SkyRLConfig, name: str, store: RunStore) -> str:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from itertools import groupby
 from typing import Any
 
 from prefect import flow
@@ -25,8 +24,8 @@ from flows.reconcile import Reconciler
 from flows.run import Actors, Run, open_run
 from flows.stage_runner import StageRunner
 from flows.view import RunView
-from skyrl_core.checkpoint.discovery import read_manifest
 from skyrl_core.config import load_config
+from skyrl_core.config.algorithm_checks import algorithm_advice
 from skyrl_core.hooks import load_hook
 from skyrl_core.recipes.ensure import prepare_recipe, recipe_missing
 from skyrl_core.runtime.cluster import RayCluster, ensure_ray, warm_worker
@@ -66,6 +65,8 @@ def train(config: ConfigFile = None, overrides: Overrides = ()) -> dict[str, Any
         if run.fresh:
             begins = f"from {run.base.uri}" if run.base is not None else "fresh"
             view.note(f"run {run.name}: nothing to resume in {run.store.uri}, starting {begins}")
+        for advice in algorithm_advice(settings.trainer.algorithm):
+            view.note(advice)
         tracker = stack.enter_context(_tracking(run))
         # Entered last, so that Ray — and every actor with it — is gone before the lease is given back.
         cluster = stack.enter_context(
@@ -87,12 +88,11 @@ def _set_up(run: Run, view: RunView, tracker: Tracker, cluster: RayCluster) -> L
         validation = config.trainer.eval_interval > 0
         datasets = setup.load_datasets(config, tokenizer, training=True, validation=validation)
         run.attach_data(datasets, setup.make_loader(config, datasets))
-        _restore_position(run)
         view.plan(run.total_steps, run.done_step)
         placement = setup.reserve_placement(config, cluster, datasets)
         inference = setup.start_inference(config, placement)
         generator = setup.build_generator(config, tokenizer, inference)
-        trainer = setup.start_training(config, placement, generator, run.total_steps)
+        trainer = setup.start_training(config, placement, generator, run.planned_steps)
         inference.wait(config.generator.inference_engine.timeout_seconds)
     except Exception as error:
         tracker.log_exception(error, "set-up")
@@ -124,23 +124,17 @@ def _run_epochs(loop: Loop) -> None:
         if run.done_step >= run.total_steps:
             loop.view.note(f"run {run.name} already reached its last step, {run.total_steps}: nothing to do")
         announce_checkpoints(run)
-        steps = range(run.done_step + 1, run.total_steps + 1)
-        for epoch, group in groupby(steps, key=lambda step: run.loader.position(step - 1).epoch + 1):
-            members = list(group)
-            train_epoch(run.name, epoch, members[0], members[-1])
+        while run.done_step < run.total_steps:
+            first = run.done_step + 1
+            train_epoch(run.name, run.epoch_of(first), first, _last_of_epoch(run, first))
         run.mark(finished=True)
     finally:
         active_loop.reset(token)
 
 
-def _restore_position(run: Run) -> None:
-    """Continue the data where the last finished step left it; refuses other data than the run began with."""
-    record = run.store.read_stage("step", run.done_step) if run.lines else None
-    state = record.summary.get("position") if record is not None else None
-    if state is None and run.base is not None:
-        state = read_manifest(run.base).data_position
-    if state is not None:
-        run.loader.load_state_dict(state, allow_changed=run.config.trainer.allow_changed_data)
+def _last_of_epoch(run: Run, first: int) -> int:
+    steps = range(first, run.total_steps + 1)
+    return max(step for step in steps if run.epoch_of(step) == run.epoch_of(first))
 
 
 @contextmanager

@@ -90,6 +90,10 @@ class RunView:
         if done_steps:
             self.note(f"continuing after step {done_steps} of {total_steps}")
 
+    def shorten(self, total_steps: int) -> None:
+        """The run will have fewer steps than was planned."""
+        self._total = total_steps
+
     def stage(self, name: str, step: int, attempt: int = 1) -> None:
         """A stage begins; `attempt` above 1 is a retry."""
         now = self._clock()

@@ -7,8 +7,8 @@ and submits it again. What is committed for the same inputs is returned at once,
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from prefect import task
@@ -16,12 +16,15 @@ from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 from prefect.states import Completed, State
 
+from skyrl_core.algorithms.dynamic_sampling import count, select
+from skyrl_core.algorithms.kl import make_kl_controller
 from skyrl_core.checkpoint.aliases import aliased_steps
 from skyrl_core.checkpoint.pins import pinned_steps
 from skyrl_core.checkpoint.publish import CheckpointWriter
 from skyrl_core.checkpoint.retention import apply_retention
-from skyrl_core.data.carriers import RolloutBatch
+from skyrl_core.data.carriers import Rollout, RolloutBatch
 from skyrl_core.data.references import StageRecord
+from skyrl_core.data.seeds import derive_seed
 from skyrl_core.data.serialization import (
     prompts_from_bytes,
     rollouts_from_bytes,
@@ -34,8 +37,9 @@ from skyrl_core.evaluation.evaluate import evaluate as run_evaluation
 from skyrl_core.evaluation.evaluate import write_dump
 from skyrl_core.generators.metrics import rollout_metrics
 from skyrl_core.generators.protocol import InferenceClient
+from skyrl_core.generators.training_rollouts import roll_out
 from skyrl_core.testing import faults
-from skyrl_core.training.scoring import build_training_batch, score
+from skyrl_core.training.scoring import build_training_batch, score, shape_rewards
 from skyrl_core.weight_sync.sync import sync_weights
 from tasks.context import StageContext
 
@@ -52,56 +56,101 @@ class StageInputs:
     policy_version: int
 
 
+def draw_name(stage: str, draw: int) -> str:
+    """What a stage of a step's draw is recorded as: the first draw bears the stage's own name."""
+    return f"{stage}-{draw}" if draw else stage
+
+
 @task(name="generate", **_stage_task)
-def generate(context: StageContext, inputs: StageInputs, prompts: StageRecord) -> StageRecord | State:
-    """Roll the step's prompts out with the policy of `inputs.policy_version`."""
-    return _once("generate", context, inputs, lambda: _generate(context, inputs, prompts))
+def generate(context: StageContext, inputs: StageInputs, prompts: StageRecord, draw: int) -> StageRecord | State:
+    """Roll prompts out with the policy of `inputs.policy_version`.
+
+    `draw` counts the step's batches of prompts from 0; only dynamic sampling needs more than one.
+    """
+    return _once(draw_name("generate", draw), context, inputs, lambda: _generate(context, inputs, prompts, draw))
 
 
-def _generate(context: StageContext, inputs: StageInputs, prompts: StageRecord) -> tuple[Mapping[str, bytes], Any]:
+def _generate(
+    context: StageContext, inputs: StageInputs, prompts: StageRecord, draw: int
+) -> tuple[Mapping[str, bytes], Any]:
     config, step = context.config, inputs.step
     client = context.engines.client()
     asyncio.run(_require_engines(client, inputs.policy_version))
     began = time.monotonic()
     rollouts = asyncio.run(
-        context.generator(client).generate(
+        roll_out(
+            context.generator(client),
             prompts_from_bytes(context.store.read_file(prompts, PROMPTS)),
+            config,
             step=step,
-            n_samples=config.generator.n_samples_per_prompt,
-            sampling=config.generator.sampling_params,
-            run_seed=config.trainer.seed,
-            purpose="rollout",
+            # A prompt that a step draws again is sampled anew.
+            run_seed=derive_seed(config.trainer.seed, "draw", draw) if draw else config.trainer.seed,
         )
     )
     seconds = time.monotonic() - began
     faults.point("generate.sampled", step=step)
-    end_ids = {token for token in (context.tokenizer().eos_token_id,) if token is not None}
-    metrics = rollout_metrics(rollouts, config.generator.n_samples_per_prompt, end_ids)
+    metrics = _rollout_metrics(context, rollouts)
     tokens = sum(len(rollout.response_ids) for rollout in rollouts)
     metrics["generate/tokens_per_second"] = tokens / max(seconds, 1e-9)
     return {ROLLOUTS: rollouts_to_bytes(RolloutBatch(step=step, rollouts=rollouts))}, {
         "metrics": metrics,
         "trajectories": len(rollouts),
         "tokens": tokens,
+        "draw": asdict(count(rollouts, config.trainer.algorithm.zero_variance_filter_tol)),
     }
 
 
+def _rollout_metrics(context: StageContext, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    end_ids = {token for token in (context.tokenizer().eos_token_id,) if token is not None}
+    return rollout_metrics(rollouts, context.config.generator.n_samples_per_prompt, end_ids)
+
+
 @task(name="score", **_stage_task)
-def score_rollouts(context: StageContext, inputs: StageInputs, rollouts: StageRecord) -> StageRecord | State:
-    """Log-probabilities of policy and reference, KL, advantages: everything the update trains on."""
-    return _once("score", context, inputs, lambda: _score(context, inputs, rollouts))
+def score_rollouts(
+    context: StageContext, inputs: StageInputs, draws: Sequence[StageRecord], state: Mapping[str, float]
+) -> StageRecord | State:
+    """Log-probabilities of policy and reference, KL, advantages: everything the update trains on.
+
+    `state` is what the algorithm carries from step to step; the record's summary holds it as it is after this step.
+    """
+    return _once("score", context, inputs, lambda: _score(context, inputs, draws, state))
 
 
-def _score(context: StageContext, inputs: StageInputs, rollouts: StageRecord) -> tuple[Mapping[str, bytes], Any]:
-    trainer = context.require_trainer()
+def _score(
+    context: StageContext, inputs: StageInputs, draws: Sequence[StageRecord], state: Mapping[str, float]
+) -> tuple[Mapping[str, bytes], Any]:
+    trainer, config = context.require_trainer(), context.config
     held = trainer.status().version
     if held != inputs.policy_version:
         raise StateMismatchError(f"score needs policy version {inputs.policy_version}, the trainer holds {held}")
-    pad_token_id = int(context.tokenizer().pad_token_id)
-    batch = build_training_batch(rollouts_from_bytes(context.store.read_file(rollouts, ROLLOUTS)), pad_token_id)
-    batch, metrics = score(trainer.with_logprobs(batch), context.config.trainer.algorithm)
+    algorithm = config.trainer.algorithm
+    sampled = [rollouts_from_bytes(context.store.read_file(draw, ROLLOUTS)).rollouts for draw in draws]
+    chosen = select(
+        sampled,
+        draws[0].summary["draw"]["prompts"],
+        algorithm.dynamic_sampling,
+        algorithm.zero_variance_filter_tol,
+        derive_seed(config.trainer.seed, "replace", inputs.step),
+    )
+    # All that was sampled, not only the last draw.
+    metrics = _rollout_metrics(context, [row for rows in sampled for row in rows]) if len(sampled) > 1 else {}
+    shaped, shaping = shape_rewards(RolloutBatch(step=inputs.step, rollouts=chosen.rollouts), config)
+    batch = build_training_batch(
+        shaped,
+        int(context.tokenizer().pad_token_id),
+        group_ids=chosen.group_ids,
+        step_wise=config.generator.step_wise_trajectories,
+    )
+    controller = make_kl_controller(algorithm)
+    if state:
+        controller.load_state_dict(state)
+    batch, scoring = score(trainer.with_logprobs(batch), algorithm, controller)
     faults.point("score.computed", step=inputs.step)
-    return {BATCH: training_batch_to_bytes(batch)}, {"metrics": metrics, "rows": batch.size}
+    return {BATCH: training_batch_to_bytes(batch)}, {
+        "metrics": {**metrics, **chosen.metrics, **shaping, **scoring},
+        "rows": batch.size,
+        "algorithm_state": controller.state_dict() if algorithm.use_kl_in_reward else {},
+    }
 
 
 @task(name="update", **_stage_task)

@@ -10,9 +10,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from skyrl_core.algorithms.rules import KL_ESTIMATORS
 from skyrl_core.algorithms.types import zero_masked
 from skyrl_core.config.algorithm import AlgorithmConfig
+from skyrl_core.config.algorithm_rules import KL_ESTIMATORS
 from skyrl_core.errors import CheckpointError, ConfigurationError
 
 LOG_RATIO_LIMIT = 20.0

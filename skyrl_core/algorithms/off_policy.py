@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from skyrl_core.algorithms.checks import masks_anything
 from skyrl_core.algorithms.kl import LOG_RATIO_LIMIT, token_kl
 from skyrl_core.algorithms.types import zero_masked
 from skyrl_core.config.algorithm import AlgorithmConfig, OffPolicyCorrectionConfig
+from skyrl_core.config.algorithm_checks import masks_anything
 from skyrl_core.errors import ConfigurationError
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from skyrl_core.algorithms.rules import REDUCTIONS
+from skyrl_core.config.algorithm_rules import REDUCTIONS
 from skyrl_core.errors import ConfigurationError
 
 

@@ -1,21 +1,14 @@
-"""Estimators and losses by name: ours, those that user code registers, and `module:function` from anywhere.
-
-Nothing is shared between processes: a name in the configuration is resolved where it is used, so it works in every Ray
-worker and after Ray restarts, as long as the module can be imported there.
-"""
+"""Estimators and losses by name: ours, those that user code registers, and functions of a user's own module or file."""
 
 import importlib
-import importlib.util
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-from skyrl_core.algorithms.rules import EstimatorRules, LossRules
 from skyrl_core.algorithms.types import AdvantageEstimator, PolicyLoss, PrepareSelection
+from skyrl_core.config.algorithm_rules import EstimatorRules, LossRules
 from skyrl_core.errors import ConfigurationError
+from skyrl_core.user_code import load_callable
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
@@ -53,9 +46,10 @@ class _Registry(Generic[F, R]):
             return self.entries[name]
         if ":" not in name:
             raise ConfigurationError(
-                f"{self.key}: unknown {self.kind} {name!r}; known: {', '.join(names)}, or module:function for your own"
+                f"{self.key}: unknown {self.kind} {name!r}; known: {', '.join(names)}; "
+                "your own is written module:function or path/to/file.py:function"
             )
-        function = load_function(name, self.key)
+        function = load_callable(name, self.key)
         for entry in self.entries.values():
             if entry.function is function:
                 return entry
@@ -141,46 +135,6 @@ def list_advantage_estimators() -> list[str]:
 def list_policy_losses() -> list[str]:
     """All registered names, sorted."""
     return _losses.names()
-
-
-def load_function(name: str, key: str) -> Any:
-    """Import `module:function`, or `path/to/file.py:function`, for the configuration key `key`.
-
-    Raises ConfigurationError when the module cannot be imported, lacks the function, or it is not callable.
-    """
-    where, _, attribute = name.rpartition(":")
-    if not where or not attribute:
-        raise ConfigurationError(f"{key}: {name!r} must read module:function")
-    try:
-        module = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
-    except Exception as error:  # user code may raise anything while it is imported
-        raise ConfigurationError(
-            f"{key}: cannot import {where!r} ({type(error).__name__}: {error}); "
-            "its folder must be on PYTHONPATH on every node"
-        ) from error
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        raise ConfigurationError(f"{key}: {where!r} has no function {attribute!r}")
-    return function
-
-
-def _load_file(path: Path) -> ModuleType:
-    full = path.expanduser().resolve()
-    # Two files of the same base name must not shadow each other, hence the whole path in the module's name.
-    name = "skyrl_user_file_" + "".join(c if c.isalnum() else "_" for c in str(full))
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, full)
-    if spec is None or spec.loader is None or not full.is_file():
-        raise FileNotFoundError(f"no such file: {full}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def _same_source(first: Callable[..., Any], second: Callable[..., Any]) -> bool:

@@ -20,6 +20,7 @@ class CheckpointManifest:
     `files` lists everything but the manifest, paths relative to the checkpoint. `data_position` is the loader's state
     (counted in samples), valid for the dataset with `dataset_fingerprint` only. `config_digest` leaves out what may
     change between runs that continue each other (paths, loggers, limits). `created_at` is ISO 8601 in UTC.
+    `algorithm_state` is what the algorithm carries from step to step (the adaptive KL coefficient).
     """
 
     step: int
@@ -33,6 +34,7 @@ class CheckpointManifest:
     created_at: str
     run_name: str
     metrics: Mapping[str, float] = field(default_factory=dict)
+    algorithm_state: Mapping[str, float] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
     @property

@@ -67,6 +67,7 @@ class CheckpointWriter:
         world_size: int,
         run_name: str,
         metrics: Mapping[str, float] | None = None,
+        algorithm_state: Mapping[str, float] | None = None,
     ) -> CheckpointRef:
         """Make everything in `directory` the checkpoint of the step, and the newest one of the run.
 
@@ -88,6 +89,7 @@ class CheckpointWriter:
                 created_at=datetime.now(UTC).isoformat(timespec="seconds"),
                 run_name=run_name,
                 metrics=dict(metrics or {}),
+                algorithm_state=dict(algorithm_state or {}),
             )
             published = self._publish(manifest)
             self._publish_pointer()

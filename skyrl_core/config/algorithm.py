@@ -1,53 +1,29 @@
 """`trainer.algorithm`: advantages, losses, KL, and their parameters."""
 
 import difflib
-import re
+from collections.abc import Collection
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from skyrl_core.config.section import Count, NonNegative, Positive, Section, Share
-
-ADVANTAGE_ESTIMATORS = (
-    "grpo",
-    "dr_grpo",
-    "rloo",
-    "maxrl",
-    "opo",
-    "gpg",
-    "grpo_passk",
-    "reinforce++-baseline",
-    "remax",
-    "reinforce++",
-    "gae",
-)
-POLICY_LOSSES = (
-    "regular",
-    "dual_clip",
-    "bnpo",
-    "gspo",
-    "sapo",
-    "cispo",
-    "importance_sampling",
-    "clip_cov",
-    "kl_cov",
-    "rollout_is",
-    "dppo",
-    "cross_entropy",
-)
-_FUNCTION = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
+from skyrl_core.config.algorithm_rules import ESTIMATORS, POLICY_LOSSES
+from skyrl_core.config.section import Count, NonNegative, Positive, Section, Share, ours, own_code
 
 
-def _known(name: str, names: tuple[str, ...]) -> str:
-    if name in names or _FUNCTION.match(name):
+def _known(name: str, names: Collection[str]) -> str:
+    if name in names:
         return name
+    if ":" in name:
+        return own_code(name)
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
-    raise ValueError(f"must be one of {', '.join(names)}, or a module:function of your own{hint}")
+    raise ValueError(
+        f"must be one of {', '.join(names)}, or one of your own as module:function or path/to/file.py:function{hint}"
+    )
 
 
 def _estimator(name: str) -> str:
-    return _known(name, ADVANTAGE_ESTIMATORS)
+    return _known(name, ESTIMATORS)
 
 
 def _policy_loss(name: str) -> str:
@@ -149,11 +125,22 @@ class DPPOConfig(Section):
     delta_high: NonNegative = Field(0.2, description="bound where the advantage is positive (paper: 0.2 tv, 0.05 kl)")
 
 
+class OverlongBufferConfig(Section):
+    """`trainer.algorithm.overlong_buffer`: DAPO's soft punishment of long responses (arXiv:2503.14476, eq. 13)."""
+
+    len: Count | None = Field(
+        None, description=ours("tokens below max_generate_length over which the punishment grows; null for none")
+    )
+    penalty_factor: NonNegative = Field(
+        1.0, description=ours("punishment of a response of max_generate_length tokens, taken off its reward")
+    )
+
+
 class AlgorithmConfig(Section):
     """`trainer.algorithm`."""
 
     advantage_estimator: Annotated[str, AfterValidator(_estimator)] = Field(
-        "grpo", description="how rewards become advantages: a name, or module:function"
+        "grpo", description="how rewards become advantages: a name, or module:function, file.py:function"
     )
     kl_ctrl: KLCtrlConfig = Field(KLCtrlConfig(), description="controller of the KL coefficient in rewards")
     kl_estimator_type: Literal["k1", "k2", "k3", "abs"] = Field(
@@ -170,7 +157,8 @@ class AlgorithmConfig(Section):
     advantage_batch_normalize: bool = Field(False, description="normalise advantages over the whole training batch")
     value_head_prefix: str = Field("value_head", description="name of the value head in the critic")
     policy_loss_type: Annotated[str, AfterValidator(_policy_loss)] = Field(
-        "regular", description="policy loss: a name (regular is PPO's clipped ratio), or module:function"
+        "regular",
+        description="policy loss: a name (regular: PPO's clipped ratio), or module:function, file.py:function",
     )
     loss_reduction: Literal[
         "token_mean", "sequence_mean", "seq_mean_token_sum_norm", "prompt_mean", "token_mean_legacy"
@@ -193,6 +181,9 @@ class AlgorithmConfig(Section):
     sapo: SAPOConfig = Field(SAPOConfig(), description="SAPO's parameters")
     value_clip: Positive = Field(0.2, description="value loss: predicted values move at most this far per update")
     dynamic_sampling: DynamicSamplingConfig = Field(DynamicSamplingConfig(), description="groups without signal")
+    overlong_buffer: OverlongBufferConfig = Field(
+        OverlongBufferConfig(), description=ours("punishment of long responses")
+    )
     clip_cov: ClipCovConfig = Field(ClipCovConfig(), description="Clip-Cov's parameters")
     kl_cov: KLCovConfig = Field(KLCovConfig(), description="KL-Cov's parameters")
     cispo: CISPOConfig = Field(CISPOConfig(), description="CISPO's parameters")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from skyrl_core.config.algorithm_rules import ESTIMATORS, EstimatorRules
 from skyrl_core.config.placement import PlacementConfig
 from skyrl_core.config.problems import Problem, raise_problems
 from skyrl_core.config.root import SkyRLConfig
@@ -52,7 +53,6 @@ def _sharded_over_all(model: str, ranks: Callable[[PlacementConfig], int]) -> Li
 
 _MODELS = ("trainer.policy", "trainer.ref", "trainer.critic")
 _ENGINE = "generator.inference_engine"
-_CORRECTION = "trainer.algorithm.off_policy_correction"
 _SCHEDULERS = (
     "constant",
     "constant_with_warmup",
@@ -66,17 +66,12 @@ _TRACKERS = ("wandb", "tensorboard", "console")
 
 LIMITS: tuple[Limit, ...] = (
     # Algorithms
-    _only("trainer.algorithm.advantage_estimator", "other advantage estimators", "grpo"),
-    _only("trainer.algorithm.policy_loss_type", "other policy losses", "regular"),
-    _off("trainer.algorithm.use_kl_in_reward", "KL in the reward"),
-    _off("trainer.algorithm.use_tis", "off-policy correction (as off_policy_correction.tis_ratio_type)"),
-    _null(f"{_CORRECTION}.tis_ratio_type", "off-policy correction"),
-    _null(f"{_CORRECTION}.sequence_mask_metric", "off-policy correction"),
-    _null(f"{_CORRECTION}.outlier_token_is_threshold_low", "off-policy correction"),
-    _null(f"{_CORRECTION}.outlier_token_is_threshold_high", "off-policy correction"),
-    _null(f"{_CORRECTION}.token_mask_is_threshold_low", "off-policy correction"),
-    _null(f"{_CORRECTION}.token_mask_is_threshold_high", "off-policy correction"),
-    _null("trainer.algorithm.dynamic_sampling.type", "dynamic sampling"),
+    Limit(
+        path="trainer.algorithm.advantage_estimator",
+        feature="estimators that need a critic",
+        available=f"{', '.join(name for name, rules in ESTIMATORS.items() if not rules.needs_critic)}, or your own",
+        allows=lambda name, _: not ESTIMATORS.get(name, EstimatorRules()).needs_critic,
+    ),
     _null("trainer.critic.model.path", "training a critic"),
     # Training
     _only("trainer.strategy", "training with Megatron", "fsdp"),

@@ -34,6 +34,8 @@ LEFT_OUT = (
     "trainer.restore_optimizer",
     "trainer.allow_changed_data",
     "trainer.max_failed_fraction",
+    # A bound, at which a run stops: it can be raised.
+    "trainer.algorithm.dynamic_sampling.max_sample_batches",
     # Evaluation never touches training.
     "trainer.eval_*",
     "generator.eval_*",

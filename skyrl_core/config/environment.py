@@ -2,9 +2,13 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from skyrl_core.config.section import Count, PathText, Positive, Section, ours
+from skyrl_core.config.section import Count, PathText, Positive, Section, ours, own_code
+
+
+def _absolute(name: str) -> str:
+    return own_code(name) if ":" in name else name
 
 
 class Text2SQLConfig(Section):
@@ -40,11 +44,35 @@ class SkyRLGymConfig(Section):
     search: SearchConfig = Field(SearchConfig(), description="search")
 
 
+ENVIRONMENT_REWARD = "environment"
+"""Stands for the environment's own reward where a reward function is named."""
+
+
+def _reward_function(name: str) -> str:
+    return name if name == ENVIRONMENT_REWARD else own_code(name)
+
+
+class RewardConfig(Section):
+    """One entry of `environment.rewards`."""
+
+    function: Annotated[str, AfterValidator(_reward_function)]
+    weight: float = 1.0
+
+
 class EnvironmentConfig(Section):
     """`environment`."""
 
-    env_class: str = Field("gsm8k", description="environment of prompts that name none")
+    env_class: Annotated[str, AfterValidator(_absolute)] = Field(
+        "gsm8k", description="environment of prompts that name none: a name, module:Class or file.py:Class"
+    )
     timeout_seconds: Positive = Field(
         300.0, description=ours("longest time one call of an environment may take; then its trajectory fails")
+    )
+    rewards: dict[str, RewardConfig] = Field(
+        {},
+        description=ours(
+            "reward functions by name, each with function (environment for the environment's own, module:function or "
+            "file.py:function) and weight (1); empty: the environment's own reward"
+        ),
     )
     skyrl_gym: SkyRLGymConfig = Field(SkyRLGymConfig(), description="parameters of skyrl-gym's environments")

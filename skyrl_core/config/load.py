@@ -106,11 +106,14 @@ def _value_problem(
     path: str, keys: tuple[int | str, ...], detail: Any, data: dict[str, Any], places: Mapping[str, str]
 ) -> Problem:
     where = places.get(path, "")
+    inner = ".".join(str(key) for key in keys)
     if detail["type"] == "missing":
-        name = ".".join(str(key) for key in keys)
         return Problem(
-            text=f"{path}.{name} is needed: give it, or leave {path} out" if name else f"{path} is needed", path=path
+            text=f"{path}.{inner} is needed: give it, or leave {path} out" if inner else f"{path} is needed", path=path
         )
+    if path in leaves() and dict in leaves()[path].kinds and inner:
+        reason = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else detail["msg"]
+        return Problem(text=f"{path}.{inner}: {reason[:1].lower()}{reason[1:]}", path=path, where=where)
     given: Any = data
     for name in path.split("."):
         given = given.get(name) if isinstance(given, dict) else None

@@ -55,6 +55,8 @@ MOVED = {
     "trainer.policy.deepspeed_config": "trainer.policy.fsdp_config",
     "trainer.ref.deepspeed_config": "trainer.ref.fsdp_config",
     "trainer.critic.deepspeed_config": "trainer.critic.fsdp_config",
+    "trainer.algorithm.overlong_buffer_len": "trainer.algorithm.overlong_buffer.len",
+    "trainer.algorithm.overlong_buffer_penalty_factor": "trainer.algorithm.overlong_buffer.penalty_factor",
     "trainer.target_modules": "trainer.policy.model.lora.target_modules",
     "environment.max_env_workers": "environment.skyrl_gym.max_env_workers",
 }
@@ -65,10 +67,6 @@ _ROPE = (
     "trainer.policy.model_config_kwargs.rope_parameters to the same value"
 )
 _HTTP = "engines are reached without an HTTP endpoint of the trainer's: remove it"
-_OVERLONG = (
-    "SkyRL's DAPO example adds it in its own code; masking of cut-off responses is generator.apply_overlong_filtering"
-)
-
 _REWARD_MODEL = "rewards come from environments, there is no reward model: remove it"
 
 REMOVED = {
@@ -99,10 +97,6 @@ REMOVED = {
     f"{_ENGINE}.rope_scaling": _ROPE,
     f"{_ENGINE}.rope_theta": _ROPE,
     f"{_ENGINE}.rope_parameters": _ROPE,
-    "trainer.algorithm.overlong_buffer_len": _OVERLONG,
-    "trainer.algorithm.overlong_buffer_penalty_factor": _OVERLONG,
-    "trainer.algorithm.overlong_buffer.len": _OVERLONG,
-    "trainer.algorithm.overlong_buffer.penalty_factor": _OVERLONG,
 }
 """Keys that are gone, with what to do instead."""
 

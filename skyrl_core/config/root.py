@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from skyrl_core.config.algorithm_checks import RunFacts, algorithm_problems
 from skyrl_core.config.data import DataConfig
 from skyrl_core.config.environment import EnvironmentConfig
 from skyrl_core.config.flow import FlowConfig
@@ -39,6 +40,11 @@ class SkyRLConfig(Section):
         if trainer.algorithm.temperature is None and generator.sampling_params.temperature > 0:
             algorithm = _with(trainer.algorithm, temperature=generator.sampling_params.temperature)
             trainer = _with(trainer, algorithm=algorithm)
+        if trainer.algorithm.use_tis and trainer.algorithm.tis_imp_ratio_cap > 0:
+            # SkyRL's older spelling of the same.
+            token = {"tis_ratio_type": "token", "token_tis_ratio_clip_high": trainer.algorithm.tis_imp_ratio_cap}
+            correction = _with(trainer.algorithm.off_policy_correction, **token)
+            trainer = _with(trainer, algorithm=_with(trainer.algorithm, off_policy_correction=correction))
         if trainer.ref.model.path is None:
             model = _with(trainer.ref.model, path=trainer.policy.model.path)
             trainer = _with(trainer, ref=_with(trainer.ref, model=model))
@@ -64,6 +70,20 @@ class SkyRLConfig(Section):
     def uses_critic(self) -> bool:
         return self.trainer.critic.model.path is not None
 
+    def own_code(self) -> dict[str, str]:
+        """The functions and classes of the user's own, `module:name` or `/path/to/file.py:name`, by their keys."""
+        algorithm = self.trainer.algorithm
+        named = {f"hooks.{name}": own for name, own in self.hooks if own is not None}
+        named |= {
+            f"environment.rewards.{name}.function": item.function for name, item in self.environment.rewards.items()
+        }
+        named |= {
+            "environment.env_class": self.environment.env_class,
+            "trainer.algorithm.advantage_estimator": algorithm.advantage_estimator,
+            "trainer.algorithm.policy_loss_type": algorithm.policy_loss_type,
+        }
+        return {key: own for key, own in named.items() if ":" in own}
+
     def check_runnable(self) -> None:
         """Raise what keeps `train` and `evaluate` from running this configuration.
 
@@ -80,11 +100,7 @@ class SkyRLConfig(Section):
             self._policy_minibatches_fill_the_batch,
             self._critic_minibatches_fill_the_batch,
             self._every_rank_gets_a_row,
-            self._kl_is_in_reward_or_in_loss,
-            self._gae_has_a_critic,
-            self._sum_norm_has_a_length,
-            self._off_policy_correction_has_logprobs,
-            self._off_policy_correction_fits_the_loss,
+            self._overlong_buffer_fits_the_response,
             self._chunks_are_bounded,
             self._training_samples_randomly,
             self._colocated_engines_match_the_policy,
@@ -104,7 +120,8 @@ class SkyRLConfig(Section):
             self._checkpoints_to_keep,
             self._resume_path_is_given,
         )
-        return [message for rule in rules if (message := rule()) is not None]
+        broken = [message for rule in rules if (message := rule()) is not None]
+        return broken + algorithm_problems(self.trainer.algorithm, **self.algorithm_facts())
 
     # Batches. SkyRL also wants each minibatch to divide evenly over ranks and microbatches. Ours pads shares of ranks
     # with rows of weight zero and weighs losses by the whole minibatch, so that is not asked for.
@@ -131,44 +148,22 @@ class SkyRLConfig(Section):
 
     # Algorithm
 
-    def _kl_is_in_reward_or_in_loss(self) -> str | None:
-        algorithm = self.trainer.algorithm
-        if not (algorithm.use_kl_in_reward and algorithm.use_kl_loss):
-            return None
-        return "trainer.algorithm.use_kl_in_reward and use_kl_loss exclude each other: set one to false"
-
-    def _gae_has_a_critic(self) -> str | None:
-        if self.trainer.algorithm.advantage_estimator != "gae" or self.uses_critic:
-            return None
-        return "trainer.algorithm.advantage_estimator=gae needs values: set trainer.critic.model.path"
-
-    def _sum_norm_has_a_length(self) -> str | None:
-        algorithm = self.trainer.algorithm
-        if algorithm.loss_reduction != "seq_mean_token_sum_norm" or algorithm.max_seq_len is not None:
-            return None
-        return (
-            "trainer.algorithm.loss_reduction=seq_mean_token_sum_norm divides by trainer.algorithm.max_seq_len: "
-            "set it to the longest sequence expected"
+    def algorithm_facts(self) -> RunFacts:
+        """What `algorithm_problems` asks of the other sections."""
+        return RunFacts(
+            samples_per_prompt=self.generator.n_samples_per_prompt,
+            has_critic=self.uses_critic,
+            step_wise=self.generator.step_wise_trajectories,
+            rollout_logprobs=self.generator.sampling_params.logprobs is not None,
         )
 
-    def _off_policy_correction_has_logprobs(self) -> str | None:
-        if (
-            not self.trainer.algorithm.off_policy_correction.active
-            or self.generator.sampling_params.logprobs is not None
-        ):
+    def _overlong_buffer_fits_the_response(self) -> str | None:
+        buffer, longest = self.trainer.algorithm.overlong_buffer.len, self.generator.sampling_params.max_generate_length
+        if buffer is None or buffer <= longest:
             return None
         return (
-            "trainer.algorithm.off_policy_correction compares with the engine's log-probabilities: "
-            "set generator.sampling_params.logprobs=1"
-        )
-
-    def _off_policy_correction_fits_the_loss(self) -> str | None:
-        algorithm = self.trainer.algorithm
-        if not algorithm.off_policy_correction.active or algorithm.policy_loss_type not in ("clip_cov", "kl_cov"):
-            return None
-        return (
-            f"trainer.algorithm.off_policy_correction does not go with policy_loss_type={algorithm.policy_loss_type}: "
-            "turn one of them off"
+            f"trainer.algorithm.overlong_buffer.len={buffer} must not be above "
+            f"generator.sampling_params.max_generate_length={longest}"
         )
 
     def _chunks_are_bounded(self) -> str | None:

@@ -165,6 +165,4 @@ def _limits(metadata: typing.Iterable[Any]) -> str:
             words.append(f"at most {item.le:g}")
         elif isinstance(item, annotated_types.Lt):
             words.append(f"below {item.lt:g}")
-        elif getattr(item, "pattern", None):
-            words.append("written module:function")
     return ", ".join(word for word in words if word)

@@ -1,6 +1,8 @@
 """What every configuration section shares: frozen, strict, no unknown keys; and the field types they use."""
 
 import os
+import re
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -26,6 +28,25 @@ def _to_tuple(value: Any) -> Any:
 def _expand_home(path: str) -> str:
     return os.path.expanduser(path)
 
+
+_MODULE_ATTRIBUTE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_FILE_ATTRIBUTE = re.compile(r"(?P<path>.+\.py):(?P<attribute>[A-Za-z_]\w*)")
+
+
+def own_code(name: str) -> str:
+    """`module:attribute` as it is, `path/to/file.py:attribute` with its path made absolute: workers start elsewhere.
+
+    Raises ValueError for anything else.
+    """
+    if file := _FILE_ATTRIBUTE.fullmatch(name):
+        return f"{Path(file['path']).expanduser().absolute()}:{file['attribute']}"
+    if _MODULE_ATTRIBUTE.fullmatch(name):
+        return name
+    raise ValueError("must be written module:function or path/to/file.py:function")
+
+
+OwnCode = Annotated[str, AfterValidator(own_code)]
+"""A function or class of the user's: `module:name` or `path/to/file.py:name`."""
 
 Items = Annotated[tuple[ItemT, ...], BeforeValidator(_to_tuple)]
 """A list in YAML, an immutable tuple in Python."""

@@ -44,6 +44,7 @@ class Rollout:
     rollout_logprobs[R] (0 where the policy did not sample) or None, token_rewards[R].
     A trajectory whose environment failed has `error` set: it carries no reward, is left out of its group's
     statistics and of the loss, and is counted.
+    `greedy_reward` is the total reward of the prompt's greedy completion, for estimators that ask for it.
     """
 
     uid: str
@@ -59,6 +60,7 @@ class Rollout:
     env_class: str = ""
     turns: int = 1
     env_metrics: Mapping[str, float] = field(default_factory=dict)
+    greedy_reward: float | None = None
     error: str | None = None
 
     def __post_init__(self) -> None:
@@ -102,6 +104,8 @@ class TrainingBatch:
     the token they describe; log-probabilities at masked-out columns are 0 and never read.
     `group_ids` [B] numbers the prompts: rows with the same number answer the same prompt.
     `valid` [B] is False for rows whose environment failed (their loss mask is all zero).
+    `trajectory_ids` [B] numbers the trajectories where each turn is a row, `greedy_rewards` [B] is the reward of the
+    prompt's greedy completion, where the estimator asks for it.
     Absent is None.
     """
 
@@ -113,6 +117,8 @@ class TrainingBatch:
     token_rewards: FloatArray
     group_ids: IntArray
     valid: NDArray[np.bool_]
+    trajectory_ids: IntArray | None = None
+    greedy_rewards: FloatArray | None = None
     rollout_logprobs: FloatArray | None = None
     old_logprobs: FloatArray | None = None
     ref_logprobs: FloatArray | None = None
@@ -128,7 +134,7 @@ class TrainingBatch:
             self._check_shape(name, shape)
         for name in ("ref_logprobs", "values", "advantages", "returns"):
             self._check_shape(name, shape)
-        for name in ("group_ids", "valid"):
+        for name in ("group_ids", "valid", "trajectory_ids", "greedy_rewards"):
             self._check_shape(name, shape[:1])
 
     def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:

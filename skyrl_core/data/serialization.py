@@ -24,8 +24,18 @@ _META = "meta.json"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _RAGGED_INTS = ("prompt_ids", "response_ids", "loss_mask", "policy_versions")
 _RAGGED_FLOATS = ("token_rewards", "rollout_logprobs")
-_TEXT_FIELDS = ("uid", "stop_reason", "data_source", "env_class", "env_metrics", "error", "sample_index", "turns")
-_BATCH_INTS = ("input_ids", "attention_mask", "loss_mask", "group_ids")
+_TEXT_FIELDS = (
+    "uid",
+    "stop_reason",
+    "data_source",
+    "env_class",
+    "env_metrics",
+    "error",
+    "greedy_reward",
+    "sample_index",
+    "turns",
+)
+_BATCH_INTS = ("input_ids", "attention_mask", "loss_mask", "group_ids", "trajectory_ids")
 
 Arrays = dict[str, NDArray[Any]]
 

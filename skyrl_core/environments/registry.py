@@ -1,14 +1,14 @@
-"""Environments by name: skyrl-gym's registry with ours in it, and classes named as `module:Class`."""
+"""Environments by name: skyrl-gym's registry with ours in it, and classes named in full."""
 
 import copy
 import difflib
-import importlib
 import threading
 from collections.abc import Mapping
 from typing import Any, cast
 
 from skyrl_core.environments.protocol import Environment, EnvironmentClass
 from skyrl_core.errors import ConfigurationError
+from skyrl_core.user_code import load_callable
 
 OURS: Mapping[str, str] = {"arithmetic": "skyrl_core.environments.arithmetic:ArithmeticEnv"}
 _registering = threading.Lock()
@@ -25,7 +25,7 @@ def make_environment(env_class: str, extras: Mapping[str, Any], env_config: Any 
 
 
 def environment_class(env_class: str) -> EnvironmentClass:
-    """The class behind a registered name or behind `module:Class`.
+    """The class behind a registered name, or behind `module:Class` or `path/to/file.py:Class`.
 
     Raises ConfigurationError for a name that is not registered (with the nearest that are) and for a class that cannot
     be imported (with the reason).
@@ -83,13 +83,5 @@ def _register_ours() -> None:
 
 
 def _load(env_class: str, entry_point: str) -> EnvironmentClass:
-    module_name, _, attribute = entry_point.partition(":")
-    try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except ImportError as error:
-        raise ConfigurationError(f"environment {env_class!r} cannot be imported: {error}") from error
-    except AttributeError:
-        raise ConfigurationError(f"environment {env_class!r}: {module_name} has no {attribute!r}") from None
-    if not callable(found):
-        raise ConfigurationError(f"environment {env_class!r}: {entry_point} is no class")
-    return cast(EnvironmentClass, found)
+    key = "environment" if env_class == entry_point else f"environment {env_class}"
+    return cast(EnvironmentClass, load_callable(entry_point, key))

@@ -16,9 +16,9 @@ from skyrl_core.config.sampling import SamplingParams
 from skyrl_core.data.carriers import IntArray, Prompt, Rollout
 from skyrl_core.data.seeds import derive_seed
 from skyrl_core.data.tokenizer import prompt_token_ids
+from skyrl_core.environments.composition import RewardComposer
 from skyrl_core.environments.protocol import Conversation, Environment
 from skyrl_core.environments.registry import make_environment
-from skyrl_core.environments.rewards import check_reward
 from skyrl_core.errors import ConfigurationError, RewardError, RolloutError
 from skyrl_core.generators.blocking import BlockingPool
 from skyrl_core.generators.postprocessing import Response, replace_action
@@ -74,6 +74,7 @@ class SingleTurnGenerator:
         self._client = client
         self._config = config
         self._template = chat_template(config.generator.chat_template)
+        self._compose = RewardComposer(config.environment.rewards)
 
     async def generate(
         self,
@@ -127,7 +128,9 @@ class SingleTurnGenerator:
         # Taken out first: an environment that hangs is not to be closed as well.
         environment, trajectory.environment = trajectory.environment, None
         if environment is not None:
-            trajectory.verdict = await self._guarded(pool, trajectory, partial(_verdict, environment, text, trajectory))
+            trajectory.verdict = await self._guarded(
+                pool, trajectory, partial(_verdict, environment, text, trajectory, self._compose)
+            )
 
     async def _close(self, pool: BlockingPool, trajectory: _Trajectory) -> None:
         """Close an environment that was opened and never judged."""
@@ -230,20 +233,21 @@ async def _in_order(work: Iterable[Coroutine[Any, Any, None]]) -> None:
             raise outcome
 
 
-def _verdict(environment: Environment, text: str, trajectory: _Trajectory) -> _Verdict:
-    """Step, check and close the environment. Runs in a thread."""
+def _verdict(environment: Environment, text: str, trajectory: _Trajectory, compose: RewardComposer) -> _Verdict:
+    """Step, reward, and close the environment. Runs in a thread."""
     try:
         answer = environment.step(text)
-        if answer.get("reward") is None:
-            raise ValueError("the environment gave no reward")
-        reward = check_reward(answer["reward"], trajectory.name)
+        combined = compose(answer.get("reward"), text, trajectory.prompt, trajectory.name)
+        reward = combined.total or 0.0
         if abs(reward) > float(np.finfo(np.float32).max):
             raise RewardError(f"the environment of {trajectory.name} returned {reward} as reward; it must fit float32")
         action = answer.get("postprocessed_action")
         if action is not None and not isinstance(action, str):
             raise TypeError(f"postprocessed_action must be a string, got {type(action).__name__}")
         return _Verdict(
-            reward=reward, metrics=_numbers(environment.get_metrics(), trajectory.name), postprocessed_action=action
+            reward=reward,
+            metrics={**_numbers(environment.get_metrics(), trajectory.name), **combined.metrics},
+            postprocessed_action=action,
         )
     finally:
         environment.close()

@@ -1,9 +1,11 @@
 """From rewards to advantages as the configuration asks: what the score stage calls."""
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from skyrl_core.algorithms.advantages.normalize import normalize_batch
-from skyrl_core.algorithms.groups import Groups
+from skyrl_core.algorithms.advantages.outcome import Outcomes
 from skyrl_core.algorithms.registry import estimator_rules, get_advantage_estimator
 from skyrl_core.algorithms.types import AdvantageInputs, Advantages, zero_masked
 from skyrl_core.config.algorithm import AlgorithmConfig
@@ -37,18 +39,20 @@ def compute_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> Adva
 def filter_zero_variance(inputs: AdvantageInputs, tolerance: float) -> Tensor:
     """`zero_variance_filter`: the loss mask without the rows of prompts whose rewards are all equal: [B, T] bool.
 
-    Rewards closer than `tolerance` are equal. As in SkyRL only rows with trained tokens are compared, and a prompt
-    with one such row is kept.
+    Rewards closer than `tolerance` are equal. As in SkyRL only trajectories with trained tokens are compared, and a
+    prompt with one of them is kept. Where each turn is a row, a trajectory's reward is that of all its rows.
     """
-    groups = Groups.of(inputs.group_ids, inputs.valid & inputs.loss_mask.any(dim=1))
-    same = (groups.size() > 1) & ~groups.varied(inputs.scores(), tolerance) & groups.valid
-    return inputs.loss_mask & ~same[:, None]
+    outcomes = Outcomes.of(inputs)
+    groups = replace(outcomes.groups, valid=outcomes.groups.valid & (outcomes.tokens > 0))
+    same = (groups.size() > 1) & ~groups.varied(outcomes.scores, tolerance) & groups.valid
+    return inputs.loss_mask & ~same[outcomes.row][:, None]
 
 
 def zero_variance_share(inputs: AdvantageInputs, tolerance: float = 0.0) -> float:
     """Share of the prompts with two or more valid samples whose rewards are all equal; 0 when there is none."""
-    groups = Groups.of(inputs.group_ids, inputs.valid)
+    outcomes = Outcomes.of(inputs)
+    groups = outcomes.groups
     compared = groups.valid & (groups.size() > 1)
-    same = compared & ~groups.varied(inputs.scores(), tolerance)
+    same = compared & ~groups.varied(outcomes.scores, tolerance)
     prompts = len(groups.index[compared].unique())
     return len(groups.index[same].unique()) / prompts if prompts else 0.0

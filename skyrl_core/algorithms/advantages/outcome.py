@@ -13,9 +13,9 @@ from torch import Tensor
 from skyrl_core.algorithms.advantages.normalize import weighted_whiten
 from skyrl_core.algorithms.groups import Groups
 from skyrl_core.algorithms.registry import register_advantage_estimator
-from skyrl_core.algorithms.rules import ESTIMATORS, EstimatorRules
 from skyrl_core.algorithms.types import AdvantageEstimator, AdvantageInputs, Advantages
 from skyrl_core.config.algorithm import AlgorithmConfig
+from skyrl_core.config.algorithm_rules import ESTIMATORS, EstimatorRules
 from skyrl_core.errors import RewardError
 
 STD_EPSILON = 1e-6

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from skyrl_core.algorithms.advantages.normalize import whiten
 from skyrl_core.algorithms.registry import register_advantage_estimator
-from skyrl_core.algorithms.rules import ESTIMATORS
 from skyrl_core.algorithms.types import AdvantageInputs, Advantages, zero_masked
 from skyrl_core.config.algorithm import AlgorithmConfig
+from skyrl_core.config.algorithm_rules import ESTIMATORS
 from skyrl_core.errors import ConfigurationError
 
 

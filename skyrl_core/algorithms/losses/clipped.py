@@ -10,9 +10,9 @@ from torch import Tensor
 from skyrl_core.algorithms.kl import LOG_RATIO_LIMIT
 from skyrl_core.algorithms.losses.common import bounded_exp, finish
 from skyrl_core.algorithms.registry import register_policy_loss
-from skyrl_core.algorithms.rules import POLICY_LOSSES
 from skyrl_core.algorithms.types import PolicyLossInputs, PolicyLossOutput
 from skyrl_core.config.algorithm import AlgorithmConfig
+from skyrl_core.config.algorithm_rules import POLICY_LOSSES
 
 
 def _clipped_surrogate(ratio: Tensor, advantages: Tensor, config: AlgorithmConfig) -> tuple[Tensor, Tensor]:

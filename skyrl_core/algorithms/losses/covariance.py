@@ -12,9 +12,9 @@ from torch import Tensor
 
 from skyrl_core.algorithms.losses.common import bounded_exp, finish
 from skyrl_core.algorithms.registry import register_policy_loss
-from skyrl_core.algorithms.rules import POLICY_LOSSES
 from skyrl_core.algorithms.types import PolicyLossInputs, PolicyLossOutput
 from skyrl_core.config.algorithm import AlgorithmConfig
+from skyrl_core.config.algorithm_rules import POLICY_LOSSES
 from skyrl_core.errors import TrainingError
 
 

@@ -5,9 +5,9 @@ import torch
 from skyrl_core.algorithms.losses.common import bounded_exp, finish, rollout_anchor
 from skyrl_core.algorithms.off_policy import corrects_anything
 from skyrl_core.algorithms.registry import register_policy_loss
-from skyrl_core.algorithms.rules import POLICY_LOSSES
 from skyrl_core.algorithms.types import PolicyLossInputs, PolicyLossOutput
 from skyrl_core.config.algorithm import AlgorithmConfig
+from skyrl_core.config.algorithm_rules import POLICY_LOSSES
 from skyrl_core.errors import ConfigurationError
 
 DPPO_EPSILON = 1e-8

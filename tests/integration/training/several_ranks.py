@@ -2,8 +2,8 @@
 
     several_ranks.py FOLDER WORLD_SIZE ...
 
-FOLDER holds config.json, batch_1.npz to batch_4.npz, broken.npz (a NaN advantage) and one/ (a checkpoint of one rank at
-version 2). Results go to FOLDER/of_N/.
+FOLDER holds config.json, variants.json (changes of trainer.algorithm), batch_1.npz to batch_4.npz, broken.npz (a NaN
+advantage) and one/ (a checkpoint of one rank at version 2). Results go to FOLDER/of_N/.
 """
 
 import json
@@ -77,13 +77,22 @@ def run(rank: int, world_size: int, folder: Path, ports: list[tuple[Connection, 
     from_one = dict(worker.update(batches[3], 3, "3").metrics)
     write_weights(worker, results / "from_one_3.safetensors")
 
+    varied = []
+    for number, changes in enumerate(json.loads((folder / "variants.json").read_text())):
+        values = config.model_dump()
+        values["trainer"]["algorithm"].update(changes)
+        other = PolicyWorker(SkyRLConfig.model_validate(values), rank, world_size)
+        other.setup(*meeting, "cpu")
+        varied.append(dict(other.update(batches[1], 1, "1").metrics))
+        write_weights(other, results / f"variant_{number}.safetensors")
+
     (results / "blocked" / "policy" / f"rank_00001_of_{world_size:05d}.safetensors").mkdir(parents=True, exist_ok=True)
     errors = {
         "save": error_of(worker.save, str(results / "blocked"), 3),
         "update": error_of(worker.update, read_batch(folder / "broken.npz"), 4, "broken"),
         "version": str(worker.version()),
     }
-    report = {"metrics": measured, "resumed": resumed, "from_one": from_one, "errors": errors}
+    report = {"metrics": measured, "resumed": resumed, "from_one": from_one, "varied": varied, "errors": errors}
     (results / f"report_{rank}.json").write_text(json.dumps(report))
 
 

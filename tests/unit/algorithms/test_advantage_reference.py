@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from skyrl_core.algorithms.advantages import compute_advantages
 from skyrl_core.algorithms.registry import get_advantage_estimator, list_advantage_estimators
-from skyrl_core.algorithms.rules import ESTIMATORS
 from skyrl_core.algorithms.types import AdvantageInputs
 from skyrl_core.config.algorithm import AlgorithmConfig
+from skyrl_core.config.algorithm_rules import ESTIMATORS
 
 GAMMA, LAMBDA = 0.9, 0.8
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from skyrl_core.algorithms.registry import list_advantage_estimators, list_policy_losses
-from skyrl_core.algorithms.rules import KL_ESTIMATORS, REDUCTIONS
 from skyrl_core.config.algorithm import AlgorithmConfig, OffPolicyCorrectionConfig
+from skyrl_core.config.algorithm_rules import KL_ESTIMATORS, REDUCTIONS
 
 PAGE = Path(__file__).parents[3] / "docs" / "algorithms.md"
 

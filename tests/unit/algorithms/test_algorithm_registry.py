@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -13,15 +14,16 @@ from skyrl_core.algorithms import registry
 from skyrl_core.algorithms.advantages import compute_advantages
 from skyrl_core.algorithms.advantages.outcome import Outcomes, outcome_estimator
 from skyrl_core.algorithms.losses.common import finish
-from skyrl_core.algorithms.rules import ESTIMATORS, POLICY_LOSSES, EstimatorRules, LossRules
 from skyrl_core.algorithms.types import AdvantageInputs, Advantages, PolicyLossInputs, PolicyLossOutput
 from skyrl_core.config.algorithm import AlgorithmConfig
+from skyrl_core.config.algorithm_rules import ESTIMATORS, POLICY_LOSSES, EstimatorRules, LossRules
 from skyrl_core.errors import ConfigurationError
+from skyrl_core.user_code import load_callable
 
 USER_FILE = """
 from skyrl_core.algorithms.types import Advantages
 from skyrl_core.algorithms.registry import register_policy_loss
-from skyrl_core.algorithms.rules import LossRules
+from skyrl_core.config.algorithm_rules import LossRules
 
 def twice_the_score(inputs, config):
     rewards = 2 * inputs.scores()
@@ -153,18 +155,27 @@ def test_two_files_of_the_same_name_do_not_shadow_each_other(tmp_path: Path) -> 
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "mine.py").write_text(f"def f(inputs, config):\n    return {folder!r}\n")
-    found = [registry.load_function(f"{tmp_path}/{folder}/mine.py:f", "key")(None, None) for folder in ("a", "b")]
+    found = [load_callable(f"{tmp_path}/{folder}/mine.py:f", "key")(None, None) for folder in ("a", "b")]
     assert found == ["a", "b"]
+
+
+def test_threads_that_load_a_file_at_once_all_find_what_it_defines(tmp_path: Path) -> None:
+    path = tmp_path / "slow.py"
+    path.write_text("import threading\nthreading.Event().wait(0.2)\ndef f(): return 1\n")
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: load_callable(f"{path}:f", "key"), range(4)))
+    assert {function() for function in found} == {1}
+    assert len(set(found)) == 1
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (":f", "must read module:function"),
-        ("module:", "must read module:function"),
-        ("no_such_module_here:f", "cannot import 'no_such_module_here' .ModuleNotFoundError"),
-        ("math:no_such_function", "'math' has no function 'no_such_function'"),
-        ("math:pi", "'math' has no function 'pi'"),
+        (":f", "must be written module:function"),
+        ("module:", "must be written module:function"),
+        ("no_such_module_here:f", "cannot import no_such_module_here .ModuleNotFoundError"),
+        ("math:no_such_function", "math has no no_such_function"),
+        ("math:pi", "pi is not callable"),
         ("/no/such/file.py:f", "FileNotFoundError: no such file"),
     ],
 )
@@ -182,5 +193,5 @@ def test_a_file_that_raises_is_named_and_not_half_loaded(tmp_path: Path) -> None
 
 
 def test_rules_and_checks_import_no_torch() -> None:
-    code = "import sys, skyrl_core.algorithms.checks; sys.exit('torch' in sys.modules)"
+    code = "import sys, skyrl_core.config.algorithm_checks; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

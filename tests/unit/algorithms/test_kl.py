@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from skyrl_core.algorithms.kl import make_kl_controller, penalize_rewards, token_kl
-from skyrl_core.algorithms.rules import KL_ESTIMATORS
 from skyrl_core.config.algorithm import AlgorithmConfig, KLCtrlConfig
+from skyrl_core.config.algorithm_rules import KL_ESTIMATORS
 from skyrl_core.errors import CheckpointError, ConfigurationError
 
 ALL = torch.ones(1, 1, dtype=torch.bool)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from skyrl_core.algorithms.kl import token_kl
 from skyrl_core.algorithms.reductions import token_weights
 from skyrl_core.algorithms.registry import get_policy_loss, get_prepare
-from skyrl_core.algorithms.rules import KL_ESTIMATORS, POLICY_LOSSES, REDUCTIONS
 from skyrl_core.algorithms.types import PolicyLossInputs, PolicyLossOutput
 from skyrl_core.config.algorithm import (
     AlgorithmConfig,
@@ -20,6 +19,7 @@ from skyrl_core.config.algorithm import (
     KLCovConfig,
     OffPolicyCorrectionConfig,
 )
+from skyrl_core.config.algorithm_rules import KL_ESTIMATORS, POLICY_LOSSES, REDUCTIONS
 
 LOSSES = sorted(POLICY_LOSSES)
 CORRECTED = sorted(name for name, rules in POLICY_LOSSES.items() if rules.off_policy != "none")

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from skyrl_core.algorithms.registry import get_policy_loss, get_prepare, list_policy_losses
-from skyrl_core.algorithms.rules import POLICY_LOSSES
 from skyrl_core.algorithms.types import PolicyLossInputs
 from skyrl_core.config.algorithm import (
     AlgorithmConfig,
@@ -18,6 +17,7 @@ from skyrl_core.config.algorithm import (
     OffPolicyCorrectionConfig,
     SAPOConfig,
 )
+from skyrl_core.config.algorithm_rules import POLICY_LOSSES
 
 Token = tuple[float, float]
 """Loss of a token, and its derivative by the token's log-probability."""

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyrl_core.algorithms.reductions import token_weights
-from skyrl_core.algorithms.rules import REDUCTIONS
+from skyrl_core.config.algorithm_rules import REDUCTIONS
 from skyrl_core.errors import ConfigurationError
 
 MASK = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [0, 1, 0, 0], [0, 0, 0, 0], [1, 0, 1, 1]]).bool()

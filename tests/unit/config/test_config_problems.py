@@ -59,7 +59,10 @@ def test_a_missing_feature_alone_has_its_own_error_with_the_same_exit_code() -> 
         ),
         ("data.train_data=a.parquet", "data.train_data=a.parquet: expected list of text"),
         ("trainer.logger=[wandb, wandb]", "trainer.logger=[wandb, wandb]: must name each tracker once"),
-        ("hooks.trainer=mymodule", "hooks.trainer=mymodule: expected text, written module:function or null"),
+        (
+            "hooks.trainer=mymodule",
+            "hooks.trainer=mymodule: must be written module:function or path/to",
+        ),
         ("generator.chat_template_kwargs=yes", "generator.chat_template_kwargs=true: expected keys and values"),
     ],
 )
@@ -80,8 +83,28 @@ def test_a_run_name_must_be_a_plain_folder_name(name: str) -> None:
 def test_an_unknown_estimator_is_told_from_one_that_is_not_available() -> None:
     assert "must be one of grpo, " in refusal("trainer.algorithm.advantage_estimator=gropo")
     assert "did you mean grpo?" in refusal("trainer.algorithm.advantage_estimator=gropo")
-    assert refusal("trainer.algorithm.advantage_estimator=rloo").startswith("not available yet")
-    assert refusal("trainer.algorithm.advantage_estimator=mine.ways:best").startswith("not available yet")
+    assert "not available yet: trainer.algorithm.advantage_estimator=gae" in refusal(
+        "trainer.algorithm.advantage_estimator=gae"
+    )
+    load_config(None, ["trainer.algorithm.advantage_estimator=mine.ways:best"])
+
+
+def test_a_file_of_the_users_own_is_named_by_its_whole_path_wherever_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "trainer.algorithm.advantage_estimator=own/ways.py:best",
+        "trainer.algorithm.policy_loss_type=./own/ways.py:loss",
+        "hooks.trainer=ways.py:start",
+        "environment.env_class=ways.py:Env",
+    ]
+    config = load_config(None, words)
+    assert config.trainer.algorithm.advantage_estimator == f"{tmp_path}/own/ways.py:best"
+    assert config.trainer.algorithm.policy_loss_type == f"{tmp_path}/own/ways.py:loss"
+    assert config.hooks.trainer == f"{tmp_path}/ways.py:start"
+    assert config.environment.env_class == f"{tmp_path}/ways.py:Env"
+    assert "must be written module:function or path/to/file.py:function" in refusal("hooks.trainer=own/a.txt:f")
 
 
 def test_a_value_for_a_section_names_the_keys_below() -> None:

@@ -130,6 +130,8 @@ def test_our_own_keys_are_marked() -> None:
     assert {path for path in ours if path.startswith("trainer.")} == {
         "trainer.placement.device",
         "trainer.placement.timeout_seconds",
+        "trainer.algorithm.overlong_buffer.len",
+        "trainer.algorithm.overlong_buffer.penalty_factor",
         "trainer.trust_remote_code",
         "trainer.eval_greedy",
         "trainer.allow_changed_data",

@@ -6,6 +6,7 @@ from skyrl_core.config import SkyRLConfig, load_config
 from skyrl_core.errors import ConfigurationError
 
 ENGINE = "generator.inference_engine"
+TIS_CAP = "trainer.algorithm.tis_imp_ratio_cap"
 TRANSFORMERS = f"{ENGINE}.backend=transformers"
 
 CASES = [
@@ -33,8 +34,43 @@ CASES = [
     ),
     (
         ["trainer.algorithm.loss_reduction=seq_mean_token_sum_norm"],
-        "trainer.algorithm.loss_reduction=seq_mean_token_sum_norm divides by trainer.algorithm.max_seq_len",
+        "trainer.algorithm.max_seq_len must be set for loss_reduction=seq_mean_token_sum_norm",
         ["trainer.algorithm.max_seq_len=1536"],
+    ),
+    (
+        ["trainer.algorithm.use_kl_in_reward=true"],
+        "trainer.algorithm.use_kl_in_reward and use_kl_loss exclude each other",
+        ["trainer.algorithm.use_kl_loss=false"],
+    ),
+    (
+        ["trainer.algorithm.off_policy_correction.tis_ratio_type=token", "generator.sampling_params.logprobs=null"],
+        "trainer.algorithm.off_policy_correction compares trainer and engine: set generator.sampling_params.logprobs=1",
+        ["generator.sampling_params.logprobs=1"],
+    ),
+    (
+        ["trainer.algorithm.policy_loss_type=dppo", "trainer.algorithm.use_tis=true", f"{TIS_CAP}=2"],
+        "trainer.algorithm.off_policy_correction.tis_ratio_type=token with policy_loss_type=dppo",
+        ["trainer.algorithm.policy_loss_type=cispo"],
+    ),
+    (
+        ["trainer.algorithm.use_tis=true"],
+        "trainer.algorithm.use_tis=true needs tis_imp_ratio_cap above 0, got -1",
+        [f"{TIS_CAP}=2"],
+    ),
+    (
+        ["trainer.algorithm.overlong_buffer.len=1025"],
+        "trainer.algorithm.overlong_buffer.len=1025 must not be above generator.sampling_params.max_generate_length",
+        ["trainer.algorithm.overlong_buffer.len=1024"],
+    ),
+    (
+        ["trainer.algorithm.advantage_estimator=maxrl", "trainer.algorithm.overlong_buffer.len=256"],
+        "trainer.algorithm.advantage_estimator=maxrl needs rewards that are not negative",
+        ["trainer.algorithm.overlong_buffer.len=null"],
+    ),
+    (
+        ["generator.n_samples_per_prompt=1"],
+        "trainer.algorithm.advantage_estimator=grpo compares the samples of a prompt",
+        ["trainer.algorithm.advantage_estimator=remax"],
     ),
     (
         ["trainer.logprobs_chunk_size=null"],
@@ -116,8 +152,7 @@ def test_a_broken_rule_names_the_keys_and_is_mended_by_them(words: list[str], me
 
 BUILT = [
     # Rules of features that load_config does not let through yet.
-    ({"trainer": {"algorithm": {"use_kl_in_reward": True}}}, "use_kl_in_reward and use_kl_loss exclude each other"),
-    ({"trainer": {"algorithm": {"advantage_estimator": "gae"}}}, "needs values: set trainer.critic.model.path"),
+    ({"trainer": {"algorithm": {"advantage_estimator": "gae"}}}, "gae needs a critic: set trainer.critic.model.path"),
     (
         {"trainer": {"critic": {"model": {"path": "c"}}, "critic_mini_batch_size": 100}},
         "must be a multiple of trainer.critic_mini_batch_size=100",
@@ -125,21 +160,6 @@ BUILT = [
     (
         {"trainer": {"critic": {"model": {"path": "c"}}, "placement": {"critic_num_nodes": 2}}},
         "puts critic and policy on the same devices, but they have 2 and 1 ranks",
-    ),
-    (
-        {
-            "trainer": {"algorithm": {"off_policy_correction": {"tis_ratio_type": "token"}}},
-            "generator": {"sampling_params": {"logprobs": None}},
-        },
-        "set generator.sampling_params.logprobs=1",
-    ),
-    (
-        {
-            "trainer": {
-                "algorithm": {"policy_loss_type": "kl_cov", "off_policy_correction": {"tis_ratio_type": "token"}}
-            }
-        },
-        "does not go with policy_loss_type=kl_cov",
     ),
     (
         {"generator": {"inference_engine": {"external_proxy_url": "http://h:1"}}},
@@ -199,3 +219,9 @@ def test_rules_are_reported_beside_missing_features() -> None:
     with pytest.raises(ConfigurationError) as error:
         load_config(None, ["trainer.strategy=megatron", "trainer.max_ckpts_to_keep=0"])
     assert "2 problems" in str(error.value)
+
+
+def test_skyrls_older_spelling_of_token_tis_means_the_same() -> None:
+    config = load_config(None, ["trainer.algorithm.use_tis=true", f"{TIS_CAP}=3"])
+    correction = config.trainer.algorithm.off_policy_correction
+    assert (correction.tis_ratio_type, correction.token_tis_ratio_clip_high) == ("token", 3.0)

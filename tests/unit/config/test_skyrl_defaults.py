@@ -319,12 +319,14 @@ def test_skyrl_gyms_own_defaults_are_ours() -> None:
 
 
 def test_algorithm_names_are_those_of_the_library() -> None:
-    from skyrl_core.algorithms.rules import ESTIMATORS, KL_ESTIMATORS, POLICY_LOSSES, REDUCTIONS
-    from skyrl_core.config.algorithm import ADVANTAGE_ESTIMATORS, AlgorithmConfig
-    from skyrl_core.config.algorithm import POLICY_LOSSES as NAMES
+    from skyrl_core.algorithms.registry import list_advantage_estimators, list_policy_losses
+    from skyrl_core.config.algorithm import AlgorithmConfig
+    from skyrl_core.config.algorithm_rules import KL_ESTIMATORS, REDUCTIONS
 
-    assert set(ADVANTAGE_ESTIMATORS) == set(ESTIMATORS)
-    assert set(NAMES) == set(POLICY_LOSSES)
+    for name in list_advantage_estimators():
+        assert AlgorithmConfig(advantage_estimator=name).advantage_estimator == name
+    for name in list_policy_losses():
+        assert AlgorithmConfig(policy_loss_type=name).policy_loss_type == name
     for name in REDUCTIONS:
         assert AlgorithmConfig(loss_reduction=name).loss_reduction == name
     for name in KL_ESTIMATORS:

@@ -59,9 +59,12 @@ def test_registering_twice_is_fine_and_taking_a_name_is_not() -> None:
         ("arithmetics", "unknown environment 'arithmetics': did you mean arithmetic"),
         ("gms8k", "did you mean gsm8k"),
         ("zzz", "known are aime, arithmetic, gsm8k.*named as module:Class"),
-        ("no.such.module:Env", "'no.such.module:Env' cannot be imported: No module named 'no'"),
-        ("json:Env", "'json:Env': json has no 'Env'"),
-        ("json:__name__", "json:__name__ is no class"),
+        (
+            "no.such.module:Env",
+            "cannot import no.such.module .ModuleNotFoundError: No module named 'no'",
+        ),
+        ("json:Env", "environment=json:Env: json has no Env"),
+        ("json:__name__", "__name__ is not callable"),
     ],
 )
 def test_an_unknown_name_is_a_configuration_error_with_a_hint(name: str, said: str) -> None:

@@ -17,9 +17,9 @@ def test_a_name_is_imported() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("no_such_module:make", "no_such_module cannot be imported"),
+        ("no_such_module:make", "cannot import no_such_module .ModuleNotFoundError"),
         ("collections:no_such_name", "collections has no no_such_name"),
-        ("math:pi", "is not callable"),
+        ("math:pi", "pi is not callable"),
     ],
 )
 def test_what_cannot_be_used_is_refused_with_key_and_reason(name: str, reason: str) -> None:

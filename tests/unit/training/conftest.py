@@ -59,11 +59,12 @@ def random_trajectories(seed: int, prompts: int = 4, samples: int = 2) -> list[T
 def pad(
     trajectories: list[Trajectory], *, step: int = 1, left: int = 0, right: int = 0, seed: int = 0
 ) -> TrainingBatch:
-    """A scored batch with `left` and `right` extra padding columns and made-up old and reference log-probabilities."""
+    """A scored batch with `left` and `right` extra padding columns and made-up log-probabilities of the others."""
     prompt_width = max(len(prompt) for prompt, *_ in trajectories) + left
     width = prompt_width + max(len(response) for _, response, *_ in trajectories) + right
     arrays = {name: np.zeros((len(trajectories), width), dtype=np.int64) for name in ("ids", "attention", "mask")}
-    floats = {name: np.zeros((len(trajectories), width), dtype=np.float32) for name in ("old", "ref", "advantage")}
+    names = ("old", "ref", "rollout", "advantage")
+    floats = {name: np.zeros((len(trajectories), width), dtype=np.float32) for name in names}
     for row, (prompt, response, mask, advantage, _) in enumerate(trajectories):
         start, stop = prompt_width - len(prompt), prompt_width + len(response)
         arrays["ids"][row, start:stop] = prompt + response
@@ -75,6 +76,8 @@ def pad(
         for name in ("old", "ref"):
             values = -3.0 + 0.3 * noise.normal(size=len(response)).astype(np.float32)
             floats[name][row, prompt_width:stop] = np.where(trained, values, 0.0)
+        gap = 0.2 * noise.normal(size=len(response)).astype(np.float32)
+        floats["rollout"][row, prompt_width:stop] = np.where(trained, floats["old"][row, prompt_width:stop] + gap, 0.0)
         floats["advantage"][row, prompt_width:stop] = np.where(trained, np.float32(advantage), 0.0)
     return TrainingBatch(
         step=step,
@@ -85,6 +88,7 @@ def pad(
         token_rewards=np.zeros((len(trajectories), width), dtype=np.float32),
         group_ids=np.array([group for *_, group in trajectories], dtype=np.int64),
         valid=np.ones(len(trajectories), dtype=np.bool_),
+        rollout_logprobs=floats["rollout"],
         old_logprobs=floats["old"],
         ref_logprobs=floats["ref"],
         advantages=floats["advantage"],
@@ -119,11 +123,7 @@ def make_config(model_path: str) -> Callable[..., SkyRLConfig]:
             "placement": {"device": "cpu"},
             "algorithm": {"kl_loss_coef": 0.1, "temperature": 1.0, **(algorithm or {})},
         }
-        loss = values["algorithm"].pop("policy_loss_type", "regular")
-        config = SkyRLConfig.model_validate({"trainer": {**values, **trainer}})
-        # Set past the configuration's rules: the worker runs every registered loss, also those not yet let through.
-        changed = config.trainer.algorithm.model_copy(update={"policy_loss_type": loss})
-        return config.model_copy(update={"trainer": config.trainer.model_copy(update={"algorithm": changed})})
+        return SkyRLConfig.model_validate({"trainer": {**values, **trainer}})
 
     return build
 

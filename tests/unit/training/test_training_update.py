@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from skyrl_core.config.algorithm_rules import POLICY_LOSSES
 from skyrl_core.errors import NonFiniteLossError, StateMismatchError, TrainingError
 
 
@@ -108,6 +109,39 @@ def test_padding_microbatch_size_and_row_order_change_nothing(
         assert other_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-6)
         for name, weight in weights.items():
             torch.testing.assert_close(other_weights[name], weight, atol=1e-5, rtol=0, msg=name)
+
+
+CORRECTIONS = [
+    {"tis_ratio_type": "token", "token_tis_ratio_clip_high": 1.1},
+    {"tis_ratio_type": "sequence", "sequence_tis_ratio_clip_high": 1.2, "sequence_mask_metric": "geometric"},
+    {"sequence_mask_metric": "product", "token_mask_is_threshold_high": 1.2},
+    {"outlier_token_is_threshold_low": 0.7},
+]
+VARIANTS = [
+    *({"policy_loss_type": loss} for loss in POLICY_LOSSES),
+    {"policy_loss_type": "dppo", "dppo": {"dppo_type": "binary_kl", "delta_low": 0.01, "delta_high": 0.01}},
+    {"policy_loss_type": "cispo", "cispo": {"cispo_anchor": "rollout"}},
+    *({"off_policy_correction": correction} for correction in CORRECTIONS),
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_no_loss_and_no_correction_depends_on_the_cut(make_policy, make_batch, trajectories, weights_of, variant):
+    rows = trajectories(seed=11)
+    cuts = [
+        ({"micro_train_batch_size_per_gpu": 1}, make_batch(rows)),
+        ({"micro_train_batch_size_per_gpu": 100}, make_batch(rows, left=3, right=2)),
+    ]
+    results = []
+    for settings, batch in cuts:
+        worker = make_policy(algorithm=dict(variant), **settings)
+        results.append((worker.update(batch, 1, "digest").metrics, weights_of(worker)))
+    (metrics, weights), (other_metrics, other_weights) = results
+    assert metrics["policy/grad_norm"] > 0
+    assert other_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6)
+    for name, weight in weights.items():
+        # AdamW's first steps are of size 1e-3 whatever the gradient's size: rounding in a tiny one shows.
+        torch.testing.assert_close(other_weights[name], weight, atol=1e-4, rtol=0, msg=name)
 
 
 @pytest.mark.parametrize("loss", ["kl_cov", "clip_cov"])

@@ -1,56 +1,67 @@
 """Which algorithms go together, checked before anything is loaded. Imports no torch."""
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import NotRequired, TypedDict, TypeVar, Unpack
 
-from skyrl_core.algorithms.rules import ESTIMATORS, POLICY_LOSSES, EstimatorRules, LossRules
 from skyrl_core.config.algorithm import AlgorithmConfig, OffPolicyCorrectionConfig
+from skyrl_core.config.algorithm_rules import ESTIMATORS, POLICY_LOSSES, EstimatorRules, LossRules
 from skyrl_core.errors import ConfigurationError
+
+
+class RunFacts(TypedDict):
+    """What the checks ask of the other sections.
+
+    samples_per_prompt: rollouts of each prompt. step_wise: each turn is a row of its own. rollout_logprobs: the
+    engines return log-probabilities. estimator, policy_loss: rules of functions of the user's own, which they may be
+    registered with (registry.estimator_rules, registry.loss_rules); without them they have the defaults.
+    """
+
+    samples_per_prompt: int
+    has_critic: bool
+    step_wise: bool
+    rollout_logprobs: bool
+    estimator: NotRequired[EstimatorRules]
+    policy_loss: NotRequired[LossRules]
+
 
 RulesT = TypeVar("RulesT", EstimatorRules, LossRules)
 
 
-def check_algorithm(
-    config: AlgorithmConfig,
-    *,
-    samples_per_prompt: int,
-    has_critic: bool,
-    step_wise: bool,
-    rollout_logprobs: bool,
-    estimator: EstimatorRules | None = None,
-    policy_loss: LossRules | None = None,
-) -> list[str]:
-    """Refuse what cannot work; return advice on what works but was not studied in its paper.
+def check_algorithm(config: AlgorithmConfig, **facts: Unpack[RunFacts]) -> None:
+    """Raise ConfigurationError with every one of `algorithm_problems` on a line of its own."""
+    if problems := algorithm_problems(config, **facts):
+        raise ConfigurationError("\n".join(problems))
 
-    samples_per_prompt: rollouts of each prompt. step_wise: each turn is a row of its own. rollout_logprobs: the
-    engines return log-probabilities. For a custom `module:function`, pass the rules it was registered with
-    (registry.estimator_rules, registry.loss_rules), else it has the defaults.
 
-    Raises ConfigurationError with every problem on a line of its own.
-    """
+def algorithm_problems(config: AlgorithmConfig, **facts: Unpack[RunFacts]) -> list[str]:
+    """What cannot work, one message each, with the reason and a way out."""
     problems: list[str] = []
-    estimator = estimator or _rules(
+    estimator = facts.get("estimator") or _rules(
         "advantage_estimator", config.advantage_estimator, ESTIMATORS, EstimatorRules(), problems
     )
-    policy_loss = policy_loss or _rules(
+    policy_loss = facts.get("policy_loss") or _rules(
         "policy_loss_type", config.policy_loss_type, POLICY_LOSSES, LossRules(), problems
     )
-    problems += _estimator_problems(config, estimator, samples_per_prompt, has_critic, step_wise)
-    problems += _loss_problems(config, policy_loss, rollout_logprobs)
-    problems += _correction_problems(config, policy_loss, rollout_logprobs)
-    if config.use_kl_in_reward and config.use_kl_loss:
-        problems.append("use_kl_in_reward and use_kl_loss exclude each other: set one of them to false")
-    if problems:
-        raise ConfigurationError("\n".join(f"trainer.algorithm.{problem}" for problem in problems))
-    advised = policy_loss.advised_reduction
-    if advised is not None and config.loss_reduction != advised:
-        return [f"policy_loss_type={config.policy_loss_type} was studied with loss_reduction={advised}"]
-    return []
+    problems += _estimator_problems(
+        config, estimator, facts["samples_per_prompt"], facts["has_critic"], facts["step_wise"]
+    )
+    problems += _reward_problems(config, estimator)
+    problems += _loss_problems(config, policy_loss, facts["rollout_logprobs"])
+    problems += _correction_problems(config, policy_loss, facts["rollout_logprobs"])
+    return [f"trainer.algorithm.{problem}" for problem in problems]
+
+
+def algorithm_advice(config: AlgorithmConfig) -> list[str]:
+    """What works but was not studied in its paper."""
+    rules = POLICY_LOSSES.get(config.policy_loss_type, LossRules())
+    if rules.advised_reduction in (None, config.loss_reduction):
+        return []
+    return [f"policy_loss_type={config.policy_loss_type} was studied with loss_reduction={rules.advised_reduction}"]
 
 
 def _rules(key: str, name: str, known: Mapping[str, RulesT], default: RulesT, problems: list[str]) -> RulesT:
     if name not in known and ":" not in name:
-        problems.append(f"{key}: unknown {name!r}; known: {', '.join(sorted(known))}, or module:function for your own")
+        problems.append(f"{key}: unknown {name!r}; known: {', '.join(sorted(known))}; or module:function")
     return known.get(name, default)
 
 
@@ -77,6 +88,24 @@ def _estimator_problems(
             f"dynamic_sampling.type={config.dynamic_sampling.type} looks for prompts whose samples differ: "
             f"generator.n_samples_per_prompt={samples_per_prompt} has none. Take 2 or more"
         )
+    return problems
+
+
+def _reward_problems(config: AlgorithmConfig, rules: EstimatorRules) -> list[str]:
+    problems = []
+    if config.use_kl_in_reward and config.use_kl_loss:
+        problems.append("use_kl_in_reward and use_kl_loss exclude each other: set one of them to false")
+    if config.use_tis and config.tis_imp_ratio_cap <= 0:
+        problems.append(
+            f"use_tis=true needs tis_imp_ratio_cap above 0, got {config.tis_imp_ratio_cap:g}; today it is written "
+            "off_policy_correction.tis_ratio_type=token and off_policy_correction.token_tis_ratio_clip_high"
+        )
+    if rules.rewards_not_negative:
+        name = f"advantage_estimator={config.advantage_estimator}"
+        if config.use_kl_in_reward:
+            problems.append(f"{name} needs rewards that are not negative, and use_kl_in_reward takes KL off them")
+        if config.overlong_buffer.len is not None:
+            problems.append(f"{name} needs rewards that are not negative, and overlong_buffer.len takes something off")
     return problems
 
 

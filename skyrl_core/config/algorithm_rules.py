@@ -1,4 +1,4 @@
-"""What each algorithm needs and allows, as data that can be read without importing torch."""
+"""What each algorithm needs and allows, as data: the one source of their names."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,13 +10,15 @@ class EstimatorRules:
 
     needs_critic: reads values. needs_group: compares the samples of a prompt, so that one sample teaches nothing.
     needs_greedy: reads the reward of each prompt's greedy completion. step_wise: may be used where each turn is a row
-    of its own: it gives one advantage a trajectory, which all its rows share.
+    of its own: it gives one advantage a trajectory, which all its rows share. rewards_not_negative: it is made for
+    success rates.
     """
 
     needs_critic: bool = False
     needs_group: bool = False
     needs_greedy: bool = False
     step_wise: bool = False
+    rewards_not_negative: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,7 @@ ESTIMATORS: dict[str, EstimatorRules] = {
     "grpo": EstimatorRules(needs_group=True, step_wise=True),
     "dr_grpo": EstimatorRules(needs_group=True, step_wise=True),
     "rloo": EstimatorRules(needs_group=True, step_wise=True),
-    "maxrl": EstimatorRules(needs_group=True, step_wise=True),
+    "maxrl": EstimatorRules(needs_group=True, step_wise=True, rewards_not_negative=True),
     "opo": EstimatorRules(needs_group=True, step_wise=True),
     "gpg": EstimatorRules(needs_group=True, step_wise=True),
     "grpo_passk": EstimatorRules(needs_group=True, step_wise=True),
