@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import ray
 from prefect.client.orchestration import get_client
+from prefect.exceptions import TerminationSignal
 from prefect.states import Crashed
 from prefect.tasks import Task
 from prefect_ray.context import remote_options
@@ -90,6 +91,9 @@ class StageRunner:
                     self._reconciler.ensure(need)
                 result = self._submit(stage, name, step, attempt, need, arguments)
             except Exception as error:
+                if isinstance(error, SystemError) and isinstance(error.__cause__, TerminationSignal):
+                    # A cancel that arrives while Ray's C code waits comes out wrapped.
+                    raise error.__cause__ from None
                 self._handle(error, name, step, attempt)
                 if isinstance(error, StateMismatchError):
                     found = None

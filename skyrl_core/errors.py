@@ -25,12 +25,18 @@
 All of them survive pickling, so they cross Ray with type and message intact.
 """
 
+from collections.abc import Mapping
+
 
 class SkyRLError(Exception):
-    """Base of all errors raised on purpose. `str(error)` says what was wrong, where, and what to do."""
+    """Base of all errors raised on purpose. `str(error)` says what was wrong, where, and what to do.
+
+    `sample` is the trajectory that caused it, as named texts for people (uid, prompt, response), where there is one.
+    """
 
     transient: bool = False
     exit_code: int = 1
+    sample: Mapping[str, str] | None = None
 
 
 class ConfigurationError(SkyRLError):

@@ -20,6 +20,7 @@ from skyrl_core.tracking.summary import duration
 logger = logging.getLogger(__name__)
 
 _LAST_STEPS = 10
+_SAMPLE_CHARS = 4000
 _COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("reward", REWARD, ".3f"),
     ("accuracy", ACCURACY, ".3f"),
@@ -99,10 +100,18 @@ def dashboard_markdown(run_name: str, lines: Sequence[MetricsLine], links: Mappi
 
 
 def failure_markdown(stage: str, step: int, error: BaseException, next_action: str) -> str:
-    """Stage, error, what comes next, and the traceback as a code block."""
-    code = "\n".join(f"    {line}" for line in traceback_text(error).splitlines())
+    """Stage, error, what comes next, the sample that caused it, and the traceback; the last two as code blocks."""
     where = f"{stage}, step {step}" if step else stage
-    return f"## Failed: {where}\n\n`{headline(error).replace('`', chr(39))}`\n\n**Next:** {next_action}\n\n{code}\n"
+    parts = [f"## Failed: {where}", f"`{headline(error).replace('`', chr(39))}`", f"**Next:** {next_action}"]
+    sample = getattr(error, "sample", None)
+    if sample:
+        parts.append("### Sample")
+        parts += [f"{name}:\n\n{_code(text[:_SAMPLE_CHARS])}" for name, text in sample.items()]
+    return "\n\n".join([*parts, "### Traceback", _code(traceback_text(error))]) + "\n"
+
+
+def _code(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines() or [""])
 
 
 def _last_steps(lines: Sequence[MetricsLine]) -> str:

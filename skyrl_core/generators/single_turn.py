@@ -104,7 +104,12 @@ class SingleTurnGenerator:
             finally:
                 await _in_order(self._close(pool, trajectory) for trajectory in trajectories)
         rollouts = [self._rollout(trajectory) for trajectory in trajectories]
-        check_failures(rollouts, self._config.trainer.max_failed_fraction)
+        try:
+            check_failures(rollouts, self._config.trainer.max_failed_fraction)
+        except RolloutError as error:
+            failed = next(t for t, rollout in zip(trajectories, rollouts, strict=True) if rollout.error is not None)
+            error.sample = self._sample(failed)
+            raise
         return rollouts
 
     async def _open(self, pool: BlockingPool, trajectory: _Trajectory) -> None:
@@ -143,12 +148,24 @@ class SingleTurnGenerator:
         """What `work` returns, or None when it failed and the trajectory with it."""
         try:
             return await pool.run(work)
-        except (ConfigurationError, RewardError):
+        except (ConfigurationError, RewardError) as error:
+            error.sample = self._sample(trajectory)
             raise
         except Exception as error:  # an environment may raise anything
             trajectory.error = f"{type(error).__name__}: {error}"
             log.warning("trajectory %s failed: %s", trajectory.name, trajectory.error)
             return None
+
+    def _sample(self, trajectory: _Trajectory) -> dict[str, str]:
+        """The trajectory in words, for whoever looks into a failure."""
+        prompt, output = trajectory.prompt, trajectory.output
+        sample = {"uid": f"{prompt.uid}, sample {trajectory.sample_index}", "data source": prompt.data_source}
+        sample["prompt"] = "\n".join(f"{message['role']}: {message['content']}" for message in trajectory.messages)
+        if output is not None:
+            sample["response"] = str(self._tokenizer.decode(output.token_ids.tolist()))
+        if trajectory.error is not None:
+            sample["error"] = trajectory.error
+        return sample
 
     def _tokenize(self, trajectories: Sequence[_Trajectory]) -> None:
         """Prompt ids of every trajectory; equal chats are tokenized once."""

@@ -28,8 +28,8 @@ def test_a_cancel_frees_every_actor_and_process(new_team: Callable[..., Team]) -
     below = psutil.Process(worker.pid).children(recursive=True)
     assert any("raylet" in process.name() for process in below)
     team.client.set_flow_run_state(run.id, Cancelling(), force=True)
-    wait_for(lambda: team.state(run) == "Cancelled", "the cancelled state", FREED_WITHIN_SECONDS)
     wait_for(lambda: not any(map(alive, below)), "the end of every process", FREED_WITHIN_SECONDS)
+    wait_for(lambda: team.state(run) == "Cancelled", "the cancelled state")
     # Its name and its store are free: the next start goes on with the recorded batches.
     again = team.ended(team.start(TRAIN, overrides=["trainer.run_name=c", "trainer.max_training_steps=2"]))
     assert again.state is not None

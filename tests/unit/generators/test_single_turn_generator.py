@@ -168,8 +168,10 @@ def test_more_failures_than_allowed_stop_the_step_with_counts_and_the_first_erro
         RolloutError,
         match=r"2 of 4 trajectories failed, more than trainer.max_failed_fraction=0.25 allows; the first was "
         r"data:1/0: OSError: down 1",
-    ):
+    ) as raised:
         _run(generator, [make_prompt(0), *broken, make_prompt(3)])
+    assert raised.value.sample is not None
+    assert raised.value.sample["error"] == "OSError: down 1"
 
 
 def test_as_many_failures_as_allowed_do_not(make_prompt: MakePrompt, make_generator: MakeGenerator):
@@ -190,8 +192,11 @@ def test_a_reward_that_is_no_finite_number_is_an_error_naming_the_sample(
     make_prompt: MakePrompt, make_generator: MakeGenerator, reward: Any, closed: list[str]
 ):
     generator, _ = make_generator(["0", "1"], trainer__max_failed_fraction=1.0)
-    with pytest.raises(RewardError, match="data:1/0"):
+    with pytest.raises(RewardError, match="data:1/0") as raised:
         _run(generator, [make_prompt(0), make_prompt(1, reward=reward)])
+    assert raised.value.sample is not None
+    assert raised.value.sample["uid"] == "data:1, sample 0"
+    assert raised.value.sample["response"] == "1<eos>"
     assert sorted(closed) == ["0", "1"]
 
 

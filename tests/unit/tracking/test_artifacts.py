@@ -3,6 +3,7 @@
 import base64
 import json
 import math
+import pickle
 import re
 from collections.abc import Callable
 from uuid import UUID, uuid4
@@ -11,6 +12,7 @@ import httpx
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
+from skyrl_core.errors import RewardError
 from skyrl_core.tracking.metrics_file import MetricsLine
 from tasks import artifacts
 from tasks.artifacts import RunArtifacts, artifact_key, dashboard_markdown, failure_markdown
@@ -146,7 +148,16 @@ def test_a_failure_says_what_failed_and_what_happens_next() -> None:
         setup = failure_markdown("set-up", 0, error, "Start again.")
     assert text.startswith(
         "## Failed: update, step 12\n\n`ValueError: NaN in 'loss' of rank 1`\n\n"
-        "**Next:** Trying again in 2 s (attempt 2).\n\n    Traceback (most recent call last):\n"
+        "**Next:** Trying again in 2 s (attempt 2).\n\n### Traceback\n\n"
+        "    Traceback (most recent call last):\n"
     )
-    assert all(not part or part.startswith("    ") for part in text.split("\n\n", 3)[3].split("\n"))
+    assert all(not part or part.startswith("    ") for part in text.split("\n\n", 4)[4].split("\n"))
     assert setup.startswith("## Failed: set-up\n")
+
+
+def test_the_sample_that_caused_a_failure_is_shown_as_it_is() -> None:
+    error = RewardError("the environment of data:1/0 returned nan as reward; it must be finite")
+    error.sample = {"uid": "data:1, sample 0", "prompt": "user: 1+1=\n## no heading", "response": ""}
+    text = failure_markdown("generate", 3, pickle.loads(pickle.dumps(error)), "Correct it.")  # noqa: S301
+    assert "### Sample\n\nuid:\n\n    data:1, sample 0\n\nprompt:\n\n    user: 1+1=\n    ## no heading\n" in text
+    assert "response:\n\n    \n\n### Traceback" in text
