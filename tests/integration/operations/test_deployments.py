@@ -36,3 +36,12 @@ def test_a_checkpoint_starts_exactly_one_evaluation_and_the_better_one_is_promot
     (holder,) = [step for step in rows if rows[step]["aliases"] == ["best", "production"]]
     (other,) = [step for step in rows if rows[step]["aliases"] == []]
     assert rows[holder]["score"] >= rows[other]["score"]
+
+    again = team.start("evaluate-checkpoint/evaluate-checkpoint", path=rows[2]["path"], step=2, run="p")
+    assert team.ended(again).state_name == "Completed"
+    assert "evaluated already at" in team.logs("evaluation")
+
+    cleaned = team.ended(team.start("cleanup/cleanup", keep=1))
+    assert cleaned.state_name == "Completed", cleaned.state
+    kept = {path.name for path in (team.checkpoints / "p").iterdir() if path.name.startswith("global_step_")}
+    assert kept == {"global_step_4", f"global_step_{holder}"}
