@@ -19,6 +19,12 @@ from skyrl_core.errors import SkyRLError
 from skyrl_core.runtime.trainer import join_logprobs
 from skyrl_core.training.scoring import build_training_batch, score
 
+IN_ONE_PASS = {
+    "policy_mini_batch_size": 4,
+    "micro_train_batch_size_per_gpu": 8,
+    "micro_forward_batch_size_per_gpu": 8,
+    "gradient_checkpointing": False,
+}
 WITHOUT_CRITIC = [name for name, rules in ESTIMATORS.items() if not rules.needs_critic]
 
 
@@ -51,7 +57,7 @@ def rollouts(step: int) -> RolloutBatch:
 
 @pytest.mark.parametrize("loss", POLICY_LOSSES)
 def test_every_estimator_trains_with_the_loss(make_policy, loss):
-    worker = make_policy(algorithm={"policy_loss_type": loss, "use_kl_loss": False})
+    worker = make_policy(algorithm={"policy_loss_type": loss, "use_kl_loss": False}, **IN_ONE_PASS)
     for step, estimator in enumerate(WITHOUT_CRITIC, start=1):
         algorithm = worker.config.trainer.algorithm.model_copy(update={"advantage_estimator": estimator})
         batch = build_training_batch(rollouts(step), pad_token_id=0)
