@@ -1,0 +1,65 @@
+"""The team stack on this machine: an S3 server, PostgreSQL, and a Prefect server on it, one each for all tests."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.integration.operations.stack import services
+from tests.integration.operations.stack.services import BUCKET, Server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3:
+    """The S3 server; `environment` holds its endpoint and credentials as AWS_* variables."""
+
+    server: Server
+    environment: dict[str, str]
+
+    def uri(self, prefix: str) -> str:
+        """Address of a prefix in the tests' bucket."""
+        return f"s3://{BUCKET}/{prefix}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefect:
+    """The Prefect server on PostgreSQL."""
+
+    server: Server
+    api_url: str
+
+
+@pytest.fixture(scope="session")
+def s3_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    """SeaweedFS with the bucket `team`, as an object that can stop and start it."""
+    server, environment = services.s3_server(tmp_path_factory.mktemp("s3"))
+    with server.running():
+        yield S3(server=server, environment=environment)
+
+
+@pytest.fixture(scope="session")
+def s3_server(s3_stack: S3) -> dict[str, str]:
+    """Endpoint and credentials of the S3 server as AWS_* variables."""
+    return s3_stack.environment
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The asyncpg URL of an empty PostgreSQL database with pg_trgm."""
+    server, url = services.postgres_server(tmp_path_factory.mktemp("postgres"))
+    with server.running():
+        yield url
+
+
+@pytest.fixture(scope="session")
+def prefect_stack(tmp_path_factory: pytest.TempPathFactory, postgres: str) -> Iterator[Prefect]:
+    """A Prefect server on PostgreSQL, as an object that can stop and start it."""
+    server, api_url = services.prefect_server(tmp_path_factory.mktemp("prefect-server"), postgres)
+    with server.running():
+        yield Prefect(server=server, api_url=api_url)
+
+
+@pytest.fixture(scope="session")
+def prefect_server(prefect_stack: Prefect) -> str:
+    """Address of the API of a Prefect server on PostgreSQL."""
+    return prefect_stack.api_url
