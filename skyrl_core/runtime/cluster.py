@@ -4,7 +4,7 @@ import importlib
 import logging
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,7 +14,10 @@ from skyrl_core.errors import OrchestrationError
 from skyrl_core.testing.faults import FAULTS_DIR_VARIABLE, FAULTS_VARIABLE, FLOW_PID_VARIABLE
 
 _KNOCK_SECONDS = 5.0
-_FORWARDED = ("PYTHONPATH", "HF_HUB_OFFLINE", "HF_HOME", FAULTS_VARIABLE, FAULTS_DIR_VARIABLE)
+# What a worker process needs when it starts. Ray writes these into its logs and shows them on its pages.
+_VISIBLE = ("PYTHONPATH", "HF_HUB_OFFLINE", "HF_HOME", FAULTS_VARIABLE, FAULTS_DIR_VARIABLE)
+# How a worker reaches the object store, credentials among them. None of it may be seen.
+_STORE_PREFIXES = ("AWS_", "FSSPEC_S3_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,8 @@ def ensure_ray(
     Args:
         namespace: Where this run's named actors live.
         num_cpus: Logical CPUs of a local cluster; None takes the machine's.
-        environment: Further variables for every worker process.
+        environment: Further variables for every worker process, such as keys: they reach the workers as pickled bytes,
+            as do those of the object store (AWS_*), so that they stand in no log and on no page of Ray.
 
     Raises:
         OrchestrationError: the address cannot be reached, or Ray did not start.
@@ -58,7 +62,10 @@ def ensure_ray(
         "namespace": namespace,
         "log_to_driver": False,
         "logging_level": logging.ERROR,
-        "runtime_env": {"env_vars": worker_environment(environment or {})},
+        "runtime_env": {
+            "env_vars": worker_environment(),
+            "worker_process_setup_hook": _setter({**store_environment(), **(environment or {})}),
+        },
     }
     if not address:
         arguments |= {"include_dashboard": False, "num_cpus": num_cpus}
@@ -91,15 +98,28 @@ def warm_worker(module: str) -> None:
     ray.remote(num_cpus=0, max_retries=0)(importlib.import_module).remote(module)
 
 
-def worker_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables of every Ray worker of this run.
+def store_environment() -> dict[str, str]:
+    """The variables of this process that say where the object store is and who may use it."""
+    return {name: value for name, value in os.environ.items() if name.startswith(_STORE_PREFIXES)}
+
+
+def _setter(variables: Mapping[str, str]) -> Callable[[], None]:
+    """What every worker process calls before its first task."""
+
+    def set_environment() -> None:
+        os.environ.update(variables)
+
+    return set_environment
+
+
+def worker_environment() -> dict[str, str]:
+    """Environment variables that every Ray worker of this run starts with.
 
     One thread per process keeps CPU results bit-identical. Modules named in the configuration (`module:function`) may
     live in the folder the user started from, so it leads the workers' search path.
     """
     environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", FLOW_PID_VARIABLE: str(os.getpid())}
-    environment |= {name: os.environ[name] for name in _FORWARDED if name in os.environ}
-    environment |= extra
+    environment |= {name: os.environ[name] for name in _VISIBLE if name in os.environ}
     search_path = [os.getcwd(), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(search_path))
     return environment

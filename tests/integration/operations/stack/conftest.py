@@ -44,14 +44,6 @@ def s3_server(s3_stack: S3) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The asyncpg URL of an empty PostgreSQL database with pg_trgm."""
-    server, url = services.postgres_server(tmp_path_factory.mktemp("postgres"))
-    with server.running():
-        yield url
-
-
-@pytest.fixture(scope="session")
 def prefect_stack(tmp_path_factory: pytest.TempPathFactory, postgres: str) -> Iterator[Prefect]:
     """A Prefect server on PostgreSQL, as an object that can stop and start it."""
     server, api_url = services.prefect_server(tmp_path_factory.mktemp("prefect-server"), postgres)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pwd
 import shutil
 import signal
 import socket
@@ -43,7 +42,6 @@ class Server:
     log: Path
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     stop_signal: signal.Signals = signal.SIGTERM
-    account: pwd.struct_passwd | None = None
     process: "subprocess.Popen[bytes] | None" = None
 
     def start(self) -> None:
@@ -56,7 +54,6 @@ class Server:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                **_as(self.account),
             )
         deadline = time.monotonic() + _START_SECONDS
         while not self.ready():
@@ -154,69 +151,6 @@ def s3_filesystem(environment: Mapping[str, str]) -> Any:
         skip_instance_cache=True,
         config_kwargs={"retries": {"max_attempts": 0}},
     )
-
-
-def postgres_server(root: Path) -> tuple[Server, str]:
-    """A PostgreSQL cluster of its own with the database `prefect`, and the URL that Prefect takes for it."""
-    folder = _postgres_binaries()
-    (port,) = free_ports(1)
-    data, account = root / "data", None
-    if os.geteuid() == 0:
-        # PostgreSQL refuses to run as root; Debian's package brings a user for it.
-        account = pwd.getpwnam("postgres")
-        os.chown(root, account.pw_uid, account.pw_gid)
-        for parent in root.parents:
-            # pytest's folders are closed to others; passing through them shows nothing.
-            if parent.stat().st_uid == 0 and not parent.stat().st_mode & 0o001:
-                parent.chmod(parent.stat().st_mode | 0o001)
-
-    def run(*words: str) -> "subprocess.CompletedProcess[str]":
-        command = [str(folder / words[0]), *words[1:]]
-        return subprocess.run(command, capture_output=True, text=True, cwd=root, **_as(account))
-
-    made = run("initdb", "-D", str(data), "-U", "prefect", "--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8", "-N")
-    assert made.returncode == 0, made.stderr
-    connection = ["-h", "127.0.0.1", "-p", str(port), "-U", "prefect"]
-    settings = {"listen_addresses": "127.0.0.1", "port": port, "unix_socket_directories": "", "fsync": "off"}
-    options = [f"-c{name}={value}" for name, value in {**settings, "max_connections": 200}.items()]
-
-    def ready() -> bool:
-        if run("pg_isready", *connection, "-d", "postgres").returncode != 0:
-            return False
-        existing = run("psql", *connection, "-d", "postgres", "-Atc", "SELECT datname FROM pg_database")
-        if "prefect" not in existing.stdout.split():
-            made = run("createdb", *connection, "prefect")
-            assert made.returncode == 0, made.stderr
-        # Prefect's indexes need this extension; its own migrations do not make it.
-        extended = run("psql", *connection, "-d", "prefect", "-c", "CREATE EXTENSION IF NOT EXISTS pg_trgm")
-        assert extended.returncode == 0, extended.stderr
-        return True
-
-    server = Server(
-        name="PostgreSQL",
-        command=[str(folder / "postgres"), "-D", str(data), *options],
-        ready=ready,
-        log=root.parent / f"{root.name}.log",
-        # SIGINT is its fast shutdown: it ends sessions instead of waiting for them.
-        stop_signal=signal.SIGINT,
-        account=account,
-    )
-    return server, f"postgresql+asyncpg://prefect@127.0.0.1:{port}/prefect"
-
-
-def _as(account: pwd.struct_passwd | None) -> dict[str, Any]:
-    """Arguments that start a process as another user, without the groups of this one."""
-    return {} if account is None else {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
-
-
-def _postgres_binaries() -> Path:
-    versions = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: int(folder.parent.name))
-    usable = [folder for folder in versions if (folder / "initdb").exists()]
-    assert usable, (
-        "PostgreSQL's server programs are missing under /usr/lib/postgresql/*/bin: install the packages postgresql and "
-        "postgresql-contrib (`.ci/run` does)"
-    )
-    return usable[-1]
 
 
 def prefect_server(root: Path, database_url: str | None) -> tuple[Server, str]:
