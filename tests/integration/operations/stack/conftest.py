@@ -1,12 +1,17 @@
 """The team stack on this machine: an S3 server, PostgreSQL, and a Prefect server on it, one each for all tests."""
 
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+from tests.e2e.conftest import new_project
 from tests.integration.operations.stack import services
 from tests.integration.operations.stack.services import BUCKET, Server
+
+__all__ = ["new_project"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,3 +60,16 @@ def prefect_stack(tmp_path_factory: pytest.TempPathFactory, postgres: str) -> It
 def prefect_server(prefect_stack: Prefect) -> str:
     """Address of the API of a Prefect server on PostgreSQL."""
     return prefect_stack.api_url
+
+
+@pytest.fixture(scope="session")
+def prefect_api(prefect_server: str) -> str:
+    """The server that `new_project` points its commands to."""
+    return prefect_server
+
+
+@pytest.fixture
+def ray_folder() -> Iterator[Path]:
+    """A folder for Ray's sessions and logs. Its sockets lie there too, so its path must be short."""
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)

