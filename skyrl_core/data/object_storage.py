@@ -11,7 +11,7 @@ import posixpath
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 import fsspec
 
@@ -63,7 +63,7 @@ class ObjectStorage(Storage):
     """
 
     can_rename = False
-    patience_seconds: ClassVar[float] = 30.0
+    patience_seconds = 30.0
 
     def __init__(self, uri: str, effects: Callable[[Any], ObjectEffects] = ObjectEffects) -> None:
         super().__init__(uri.rstrip("/"))
@@ -120,6 +120,9 @@ class ObjectStorage(Storage):
         except FileNotFoundError:
             return None
         return int(found["size"]) if found["type"] == "file" else None
+
+    def modified(self, path: str) -> float:
+        return float(self._call(self._filesystem.modified, self._path(path)).timestamp())
 
     def names(self, path: str) -> list[str]:
         own = self._path(path)
