@@ -108,6 +108,9 @@ def check_ray(config: SkyRLConfig) -> Answer:
     except subprocess.TimeoutExpired:
         return "fail", f"RAY_ADDRESS={address} does not answer within {_RAY_SECONDS:g} s", advice
     if answer.returncode != 0:
+        if "AuthToken" in answer.stderr:
+            advice = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH to a file with the cluster's token"
+            return "fail", f"RAY_ADDRESS={address} refused this process's token", advice
         lines = answer.stderr.strip().splitlines() or ["it ended without a word"]
         return "fail", f"RAY_ADDRESS={address} cannot be joined: {lines[-1][:300]}", advice
     return judge_cluster(config, address, json.loads(answer.stdout.strip().splitlines()[-1]))

@@ -75,10 +75,7 @@ def ensure_ray(
         context = ray.init(**arguments)
     except Exception as error:
         if address:
-            raise OrchestrationError(
-                f"Ray at RAY_ADDRESS={address} could not be reached: {error}. Start it with `ray start --head`, or "
-                "unset RAY_ADDRESS to use a local one."
-            ) from error
+            raise OrchestrationError(f"Ray at RAY_ADDRESS={address} could not be joined: {_reason(error)}") from error
         raise OrchestrationError(f"a local Ray could not be started: {error}") from error
     try:
         yield RayCluster(address=context.address_info["address"], started=not address, can_grow=bool(address))
@@ -91,6 +88,17 @@ def _knock(address: str) -> None:
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host, int(port)), timeout=_KNOCK_SECONDS).close()
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong and what to do, in one line."""
+    causes = f"{error} {error.__cause__} {error.__context__}"
+    if "AuthenticationError" in causes or "auth" in causes.lower():
+        return (
+            "it refused this process's token. Set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH to a file with the "
+            "cluster's token (here and where `ray start` runs)."
+        )
+    return f"{error}. Start it with `ray start --head`, or unset RAY_ADDRESS to use a local one."
 
 
 def warm_worker(module: str) -> None:

@@ -73,3 +73,21 @@ def ray_folder() -> Iterator[Path]:
     """A folder for Ray's sessions and logs. Its sockets lie there too, so its path must be short."""
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayNodes:
+    """A Ray cluster of two nodes; `environment` is that of a program that joins it."""
+
+    head: Server
+    second: Server
+    environment: dict[str, str]
+    folder: Path
+
+
+@pytest.fixture
+def ray_cluster(ray_folder: Path) -> Iterator[RayNodes]:
+    """Two real Ray nodes of one CPU each."""
+    head, second, environment = services.ray_nodes(ray_folder)
+    with head.running(), second.running():
+        yield RayNodes(head=head, second=second, environment=environment, folder=ray_folder)

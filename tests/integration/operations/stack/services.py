@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 _START_SECONDS = 180.0
 _STOP_SECONDS = 20.0
@@ -70,13 +72,14 @@ class Server:
         """End it with everything it started."""
         if self.process is None:
             return
-        if self.process.poll() is None:
+        with suppress(psutil.NoSuchProcess):
+            family = psutil.Process(self.process.pid).children(recursive=True)
             self.process.send_signal(self.stop_signal)
-            try:
-                self.process.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                os.killpg(self.process.pid, signal.SIGKILL)
-                self.process.wait()
+            _, alive = psutil.wait_procs([psutil.Process(self.process.pid), *family], timeout=_STOP_SECONDS)
+            for member in alive:
+                with suppress(psutil.NoSuchProcess):
+                    member.kill()
+        self.process.wait()
         self.process = None
 
     @contextmanager
@@ -188,6 +191,52 @@ def prefect_server(root: Path, database_url: str | None) -> tuple[Server, str]:
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     log = root / "server.log"
     return Server(name="Prefect server", command=command, ready=ready, log=log, environment=environment), api_url
+
+
+_BOTH_NODES = """
+import logging, ray, time
+ray.init(log_to_driver=False, logging_level=logging.CRITICAL)
+while len([node for node in ray.nodes() if node["Alive"]]) < 2:
+    time.sleep(0.2)
+"""
+
+
+def ray_nodes(folder: Path) -> tuple[Server, Server, dict[str, str]]:
+    """Two Ray nodes with one CPU each, on two loopback addresses, and the environment of a program that joins them."""
+    (port,) = free_ports(1)
+    address, token = f"127.0.0.2:{port}", folder / "token"
+    token.write_text(secrets.token_hex(32))
+    # The mode is named on all sides: with the token file alone, Ray 2.60's own processes disagree about it.
+    joining = {"RAY_ADDRESS": address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "RAY_", "PREFECT_"))}
+    nodes = {name: value for name, value in {**plain, **joining}.items() if name != "RAY_ADDRESS"}
+
+    def listens() -> bool:
+        with suppress(OSError), socket.create_connection(("127.0.0.2", port), timeout=1.0):
+            return True
+        return False
+
+    def both_there() -> bool:
+        words = [sys.executable, "-c", _BOTH_NODES]
+        return subprocess.run(words, env={**plain, **joining}, capture_output=True, timeout=120).returncode == 0
+
+    start = [str(Path(sys.executable).parent / "ray"), "start", "--block", "--num-cpus=1", "--disable-usage-stats"]
+    own = ["--head", "--node-ip-address=127.0.0.2", f"--port={port}", f"--temp-dir={folder}/head"]
+    head = Server(
+        name="Ray head",
+        command=[*start, *own, "--include-dashboard=false"],
+        ready=listens,
+        log=folder / "head.log",
+        environment=nodes,
+    )
+    second = Server(
+        name="second Ray node",
+        command=[*start, f"--address={address}", "--node-ip-address=127.0.0.3"],
+        ready=both_there,
+        log=folder / "second.log",
+        environment=nodes,
+    )
+    return head, second, joining
 
 
 class Proxy:
