@@ -21,7 +21,7 @@ def all_checks(config: SkyRLConfig) -> list[Check]:
         Check("configuration", lambda: store.check_configuration(config)),
         Check("model", lambda: store.check_model(config)),
         Check("data", lambda: store.check_data(config)),
-        Check("store", lambda: store.check_store(config.trainer.ckpt_path)),
+        Check("store", lambda: store.check_run_store(config), 60.0),
         Check("exports", lambda: store.check_store(config.trainer.export_path)),
         Check("trackers", lambda: store.check_tracker(config), 60.0),
         Check("Prefect", services.check_prefect, 60.0),

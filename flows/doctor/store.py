@@ -7,6 +7,7 @@ import time
 from flows.doctor.machine import existing_parent
 from flows.doctor.report import Status
 from flows.preflight import check_data_files
+from flows.settings import store_variables
 from skyrl_core.config import SkyRLConfig
 from skyrl_core.data.object_storage import ObjectStorage
 from skyrl_core.data.storage import Storage, open_storage
@@ -23,6 +24,13 @@ def check_configuration(config: SkyRLConfig) -> Answer:
     """Nothing that this version cannot run. Raises ConfigurationError that lists what it cannot."""
     config.check_runnable()
     return "ok", "every key can be run by this version", ""
+
+
+def check_run_store(config: SkyRLConfig) -> Answer:
+    """The store of runs and checkpoints, with the credentials a run would have. Raises ConfigurationError."""
+    if config.flow.store_block is not None:
+        os.environ.update(store_variables(config.flow.store_block))
+    return check_store(config.trainer.ckpt_path)
 
 
 def check_store(root: str) -> Answer:

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 import ray
 
 from skyrl_core.errors import OrchestrationError
+from skyrl_core.runtime.store_access import store_environment
 from skyrl_core.testing.faults import FAULTS_DIR_VARIABLE, FAULTS_VARIABLE, FLOW_PID_VARIABLE
 
 _KNOCK_SECONDS = 5.0
 # What a worker process needs when it starts. Ray writes these into its logs and shows them on its pages.
 _VISIBLE = ("PYTHONPATH", "HF_HUB_OFFLINE", "HF_HOME", FAULTS_VARIABLE, FAULTS_DIR_VARIABLE)
-# How a worker reaches the object store, credentials among them. None of it may be seen.
-_STORE_PREFIXES = ("AWS_", "FSSPEC_S3_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,11 +103,6 @@ def _reason(error: BaseException) -> str:
 def warm_worker(module: str) -> None:
     """Have one idle worker import `module` in the background, so that the first task that needs it does not wait."""
     ray.remote(num_cpus=0, max_retries=0)(importlib.import_module).remote(module)
-
-
-def store_environment() -> dict[str, str]:
-    """The variables of this process that say where the object store is and who may use it."""
-    return {name: value for name, value in os.environ.items() if name.startswith(_STORE_PREFIXES)}
 
 
 def _setter(variables: Mapping[str, str]) -> Callable[[], None]:

@@ -7,10 +7,13 @@ import uuid
 from collections.abc import Callable
 
 import pytest
+from prefect.blocks.system import Secret
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from tests.e2e.conftest import RUN, Project
 from tests.integration.operations.stack.conftest import S3, RayNodes
 from tests.integration.operations.stack.services import SECRET_KEY, s3_filesystem
+from tests.integration.operations.stack.test_runs_on_s3 import prefect_record
 
 pytestmark = pytest.mark.service
 
@@ -31,12 +34,16 @@ print(json.dumps({
 
 
 def test_ranks_live_on_both_nodes_and_ray_stays_up_without_them(
-    new_project: Callable[[], Project], ray_cluster: RayNodes, s3_stack: S3
+    new_project: Callable[[], Project], ray_cluster: RayNodes, s3_stack: S3, prefect_server: str
 ) -> None:
     project = new_project()
-    project.environment |= ray_cluster.environment | s3_stack.environment
+    # Neither this program nor the nodes have the store's credentials: a block on the Prefect server has.
+    project.environment |= ray_cluster.environment
+    with temporary_settings({PREFECT_API_URL: prefect_server}):
+        Secret(value=s3_stack.environment).save("team-store", _sync=True)
+    block = "flow.store_block=team-store"
     root = s3_stack.uri(uuid.uuid4().hex)
-    output = project.run(RUN, *TWO, f"trainer.ckpt_path={root}")
+    output = project.run(RUN, *TWO, block, f"trainer.ckpt_path={root}")
     assert [line.step for line in project.metrics("k")] == [0, 1, 2]
     saved = s3_filesystem(s3_stack.environment).find(f"{root}/k/global_step_2/policy")
     assert [name.rpartition("/")[2] for name in saved if "rank_" in name] == [
@@ -56,4 +63,6 @@ def test_ranks_live_on_both_nodes_and_ray_stays_up_without_them(
 
     logs = {path.name: path.read_text(errors="replace") for path in ray_cluster.folder.rglob("*.*") if path.is_file()}
     assert any(name.startswith("runtime_env_agent") and "Creating runtime env" in logs[name] for name in logs)
-    assert SECRET_KEY not in output + "".join(logs.values())
+    listing = project.run(block, f"trainer.ckpt_path={root}", command="checkpoints")
+    assert "global_step_2" in listing or "2" in listing
+    assert SECRET_KEY not in output + listing + prefect_record(prefect_server) + "".join(logs.values())
