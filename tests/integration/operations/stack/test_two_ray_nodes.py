@@ -63,6 +63,6 @@ def test_ranks_live_on_both_nodes_and_ray_stays_up_without_them(
 
     logs = {path.name: path.read_text(errors="replace") for path in ray_cluster.folder.rglob("*.*") if path.is_file()}
     assert any(name.startswith("runtime_env_agent") and "Creating runtime env" in logs[name] for name in logs)
-    listing = project.run(block, f"trainer.ckpt_path={root}", command="checkpoints")
-    assert "global_step_2" in listing or "2" in listing
+    listing = project.run("--json", block, f"trainer.ckpt_path={root}", command="checkpoints")
+    assert f'"path": "{root}/k/global_step_2"' in listing
     assert SECRET_KEY not in output + listing + prefect_record(prefect_server) + "".join(logs.values())
