@@ -12,7 +12,7 @@ CONFIG ?= deployments/configs/arithmetic.yaml
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 
 .DEFAULT_GOAL := help
-.PHONY: help env train test unit slow lint format clean
+.PHONY: help env train test unit slow service lint format clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -40,7 +40,10 @@ unit: $(STAMP)  ## Unit tests only (under a minute)
 	$(BIN)/pytest tests/unit
 
 slow: $(STAMP)  ## The tests `make test` leaves out: repeated kills, whole training runs
-	$(BIN)/pytest -m "slow and not gpu"
+	$(BIN)/pytest -m "slow and not service and not gpu"
+
+service: $(STAMP)  ## Tests against a real PostgreSQL, S3 server and browser (packages: see .ci/run)
+	$(BIN)/pytest -m "service and not gpu"
 
 lint: $(STAMP)  ## Ruff, mypy, import layers
 	$(BIN)/ruff check .

@@ -10,11 +10,11 @@ from prefect.logging import get_run_logger
 from pydantic import Field
 
 from flows.parameters import ConfigFile, Overrides
+from flows.settings import load_settings
 from skyrl_core.checkpoint.aliases import aliased_steps
 from skyrl_core.checkpoint.catalog import RunEntry, list_runs, read_run
 from skyrl_core.checkpoint.pins import pinned_steps, remove_stale_pins
 from skyrl_core.checkpoint.retention import apply_retention, clean_leftovers
-from skyrl_core.config import load_config
 from skyrl_core.data.lease import Lease
 from skyrl_core.data.run_store import RunStore
 from skyrl_core.errors import RunBusyError
@@ -47,7 +47,7 @@ def cleanup(
         A row for each run.
     """
     log = get_run_logger()
-    root = load_config(config, list(overrides)).trainer.ckpt_path
+    root = load_settings(config, overrides).trainer.ckpt_path
     rows = []
     for name in list_runs(root):
         entry = read_run(root, name)

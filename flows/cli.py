@@ -121,6 +121,11 @@ def _add_deploy(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folder", metavar="DIR", default="deployments", help="folder of prefect.yaml")
 
 
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    _add_configuration(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
 def _add_ui(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=_port, default=0, help="port to serve at (default: any free one)")
 
@@ -139,6 +144,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "checkpoints": ("list checkpoints with scores, aliases and sizes", _add_checkpoints),
     "promote": ("point an alias at a checkpoint", _add_promote),
     "deploy": ("put deployments and automations on a Prefect server", _add_deploy),
+    "doctor": ("look at everything in reach and say what to do", _add_doctor),
     "ui": ("serve the pages of earlier runs", _add_ui),
 }
 

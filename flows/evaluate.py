@@ -18,10 +18,11 @@ from flows.parameters import ConfigFile, Overrides
 from flows.preflight import check_before_start
 from flows.reconcile import Need, heal_engines, sick_engines
 from flows.run import fresh_name
+from flows.settings import load_settings
 from flows.stage_runner import StageRunner
 from flows.view import RunView
 from skyrl_core.checkpoint.discovery import checkpoint_at
-from skyrl_core.config import SkyRLConfig, config_digest, load_config
+from skyrl_core.config import SkyRLConfig, config_digest
 from skyrl_core.data.digests import digest_of
 from skyrl_core.data.lease import Lease
 from skyrl_core.data.references import StageRecord
@@ -100,7 +101,7 @@ def evaluate(
     Returns:
         The report as JSON. The trackers get the same metrics at step 0.
     """
-    settings = load_config(config, list(overrides))
+    settings = load_settings(config, overrides)
     check_before_start(settings, training=False)
     saved, manifest = checkpoint_at(checkpoint) if checkpoint is not None else (None, None)
     name = settings.trainer.run_name or fresh_name().replace("run-", "eval-", 1)

@@ -19,6 +19,7 @@ from pydantic import Field
 from flows.evaluate import Evaluation, name_flow_run
 from flows.parameters import ConfigFile, Overrides
 from flows.preflight import check_before_start
+from flows.settings import load_settings
 from skyrl_core.checkpoint.aliases import Decision, promote
 from skyrl_core.checkpoint.catalog import CONFIG_DOCUMENT
 from skyrl_core.checkpoint.code_version import code_version
@@ -26,7 +27,7 @@ from skyrl_core.checkpoint.discovery import checkpoint_at
 from skyrl_core.checkpoint.manifest import MANIFEST, CheckpointManifest
 from skyrl_core.checkpoint.pins import pinned
 from skyrl_core.checkpoint.scores import CheckpointScore, find_score, record_score
-from skyrl_core.config import SkyRLConfig, load_config
+from skyrl_core.config import SkyRLConfig
 from skyrl_core.data.run_store import RunStore
 from skyrl_core.data.storage import open_storage
 from skyrl_core.errors import ConfigurationError
@@ -67,6 +68,8 @@ def evaluate_checkpoint(
     log = get_run_logger()
     name_flow_run(f"{run} step {step}")
     run_root = posixpath.dirname(path.rstrip("/"))
+    if config is not None:
+        load_settings(config, overrides)  # For access to the store, before anything is read from it.
     with ExitStack() as stack:
         stack.enter_context(pinned(run_root, step, f"flow run {flow_run.id}"))
         if open_storage(path).size(MANIFEST) is None:
@@ -77,7 +80,7 @@ def evaluate_checkpoint(
             )
         manifest = _matching(path, step, run)
         file = config or _run_configuration(run_root, Path(stack.enter_context(tempfile.TemporaryDirectory())))
-        settings = load_config(file, [*overrides, f"trainer.run_name={run}-step-{step}"])
+        settings = load_settings(file, [*overrides, f"trainer.run_name={run}-step-{step}"])
         check_before_start(settings, training=False)
         score = _score(settings, path, run_root, run, manifest)
         log.info("%s step %d: %s", run, step, _shown(score, metric))

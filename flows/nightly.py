@@ -15,11 +15,12 @@ from pydantic import Field
 from flows.evaluate import name_flow_run
 from flows.parameters import ConfigFile, Overrides
 from flows.preflight import check_before_start
+from flows.settings import load_settings
 from flows.train import train
 from skyrl_core.checkpoint.aliases import read_alias
 from skyrl_core.checkpoint.catalog import CONFIG_DOCUMENT, list_runs, read_state
 from skyrl_core.checkpoint.export import export_model
-from skyrl_core.config import SkyRLConfig, load_config
+from skyrl_core.config import SkyRLConfig
 from skyrl_core.config.load import config_from_yaml
 from skyrl_core.data.run_store import RunStore
 from skyrl_core.data.storage import open_storage
@@ -49,7 +50,7 @@ def nightly(
         timezone: Time zone of the dates in names.
     """
     log = get_run_logger()
-    settings = load_config(config, list(overrides))
+    settings = load_settings(config, overrides)
     if settings.trainer.run_name is not None:
         raise ConfigurationError("trainer.run_name is chosen for each night: leave it out and set `prefix`")
     root = settings.trainer.ckpt_path

@@ -112,7 +112,7 @@ def ensure_server(port: int = 0) -> PrefectServer:
 
 
 def _start(port: int) -> dict[str, Any]:
-    port = _claim_port(port)
+    port = claim_port(port)
     api_url = f"http://127.0.0.1:{port}/api"
     environment = {
         **os.environ,
@@ -133,7 +133,8 @@ def _start(port: int) -> dict[str, Any]:
     return {"api_url": api_url, "server": _identity(process.pid), "users": []}
 
 
-def _claim_port(port: int) -> int:
+def claim_port(port: int) -> int:
+    """`port` when it is free on loopback, or any free one for 0. Raises ConfigurationError when it is taken."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

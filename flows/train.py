@@ -22,9 +22,9 @@ from flows.parameters import ConfigFile, Overrides
 from flows.preflight import check_before_start
 from flows.reconcile import Reconciler
 from flows.run import Actors, Run, open_run
+from flows.settings import load_settings
 from flows.stage_runner import StageRunner
 from flows.view import RunView
-from skyrl_core.config import load_config
 from skyrl_core.config.algorithm_checks import algorithm_advice
 from skyrl_core.hooks import load_hook
 from skyrl_core.recipes.ensure import prepare_recipe, recipe_missing
@@ -52,7 +52,7 @@ def train(config: ConfigFile = None, overrides: Overrides = ()) -> dict[str, Any
         The run's summary, as in summary.json.
     """
     began = time.monotonic()
-    settings = load_config(config, list(overrides))
+    settings = load_settings(config, overrides)
     if recipe_missing(settings):
         check_before_start(settings, files=False)
         prepare_recipe(settings)

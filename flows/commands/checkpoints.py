@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from flows.settings import load_settings
 from skyrl_core.checkpoint.catalog import CheckpointEntry, RunEntry, list_runs, read_run
-from skyrl_core.config import load_config
 from skyrl_core.errors import ConfigurationError
 
 _SCORE = "eval/all/avg_score"
@@ -18,7 +18,7 @@ _SCORE = "eval/all/avg_score"
 
 def run(args: argparse.Namespace) -> int:
     """Print a table, or JSON."""
-    root = load_config(args.config, args.overrides).trainer.ckpt_path
+    root = load_settings(args.config, args.overrides).trainer.ckpt_path
     names = list_runs(root)
     if args.run is not None:
         if args.run not in names:

@@ -1,7 +1,5 @@
 """Where a run starts from: nothing, its own past, or a checkpoint that was named."""
 
-from pathlib import Path
-
 from skyrl_core.checkpoint.discovery import checkpoint_at
 from skyrl_core.data.references import CheckpointRef
 from skyrl_core.errors import ConfigurationError
@@ -23,7 +21,7 @@ def starting_point(
             )
         return None
     if mode == "from_path" and path is not None:
-        named = checkpoint_at(Path(path).expanduser())[0]
+        named = checkpoint_at(path)[0]
         if started and named.uri != started_from:
             raise ConfigurationError(
                 f"run {name!r} at {root} began with {started_from or 'the start model'} and cannot go on from "

@@ -33,3 +33,10 @@ class FlowConfig(Section):
         "auto", description=ours("terminal view: live table, plain lines, or nothing; auto looks at the terminal")
     )
     artifact_interval: Count = Field(1, description=ours("steps between updates of the run's page"))
+    store_block: str | None = Field(
+        None,
+        description=ours(
+            "Prefect Secret block with the object store's variables (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, …) as a JSON "
+            "object; null takes them from the environment"
+        ),
+    )

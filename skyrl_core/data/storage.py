@@ -88,6 +88,10 @@ class Storage(ABC):
     def files(self, path: str) -> list[str]:
         """Every file below a folder, relative to it, sorted; empty when it does not exist."""
 
+    @abstractmethod
+    def modified(self, path: str) -> float:
+        """When a file was last written, in seconds since 1970 by the storage's own clock."""
+
     # changing
 
     @abstractmethod
@@ -149,6 +153,9 @@ class LocalStorage(Storage):
             return target.stat().st_size if target.is_file() else None
         except FileNotFoundError:
             return None
+
+    def modified(self, path: str) -> float:
+        return self._path(path).stat().st_mtime
 
     def names(self, path: str) -> list[str]:
         try:

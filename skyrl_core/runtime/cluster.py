@@ -4,17 +4,19 @@ import importlib
 import logging
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import ray
 
 from skyrl_core.errors import OrchestrationError
+from skyrl_core.runtime.store_access import store_environment
 from skyrl_core.testing.faults import FAULTS_DIR_VARIABLE, FAULTS_VARIABLE, FLOW_PID_VARIABLE
 
 _KNOCK_SECONDS = 5.0
-_FORWARDED = ("PYTHONPATH", "HF_HUB_OFFLINE", "HF_HOME", FAULTS_VARIABLE, FAULTS_DIR_VARIABLE)
+# What a worker process needs when it starts. Ray writes these into its logs and shows them on its pages.
+_VISIBLE = ("PYTHONPATH", "HF_HUB_OFFLINE", "HF_HOME", FAULTS_VARIABLE, FAULTS_DIR_VARIABLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,8 @@ def ensure_ray(
     Args:
         namespace: Where this run's named actors live.
         num_cpus: Logical CPUs of a local cluster; None takes the machine's.
-        environment: Further variables for every worker process.
+        environment: Further variables for every worker process, such as keys: they reach the workers as pickled bytes,
+            as do those of the object store (AWS_*), so that they stand in no log and on no page of Ray.
 
     Raises:
         OrchestrationError: the address cannot be reached, or Ray did not start.
@@ -58,7 +61,10 @@ def ensure_ray(
         "namespace": namespace,
         "log_to_driver": False,
         "logging_level": logging.ERROR,
-        "runtime_env": {"env_vars": worker_environment(environment or {})},
+        "runtime_env": {
+            "env_vars": worker_environment(),
+            "worker_process_setup_hook": _setter({**store_environment(), **(environment or {})}),
+        },
     }
     if not address:
         arguments |= {"include_dashboard": False, "num_cpus": num_cpus}
@@ -68,10 +74,7 @@ def ensure_ray(
         context = ray.init(**arguments)
     except Exception as error:
         if address:
-            raise OrchestrationError(
-                f"Ray at RAY_ADDRESS={address} could not be reached: {error}. Start it with `ray start --head`, or "
-                "unset RAY_ADDRESS to use a local one."
-            ) from error
+            raise OrchestrationError(f"Ray at RAY_ADDRESS={address} could not be joined: {_reason(error)}") from error
         raise OrchestrationError(f"a local Ray could not be started: {error}") from error
     try:
         yield RayCluster(address=context.address_info["address"], started=not address, can_grow=bool(address))
@@ -86,20 +89,39 @@ def _knock(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=_KNOCK_SECONDS).close()
 
 
+def _reason(error: BaseException) -> str:
+    """What went wrong and what to do, in one line."""
+    causes = f"{error} {error.__cause__} {error.__context__}"
+    if "AuthenticationError" in causes or "auth" in causes.lower():
+        return (
+            "it refused this process's token. Set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH to a file with the "
+            "cluster's token (here and where `ray start` runs)."
+        )
+    return f"{error}. Start it with `ray start --head`, or unset RAY_ADDRESS to use a local one."
+
+
 def warm_worker(module: str) -> None:
     """Have one idle worker import `module` in the background, so that the first task that needs it does not wait."""
     ray.remote(num_cpus=0, max_retries=0)(importlib.import_module).remote(module)
 
 
-def worker_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables of every Ray worker of this run.
+def _setter(variables: Mapping[str, str]) -> Callable[[], None]:
+    """What every worker process calls before its first task."""
+
+    def set_environment() -> None:
+        os.environ.update(variables)
+
+    return set_environment
+
+
+def worker_environment() -> dict[str, str]:
+    """Environment variables that every Ray worker of this run starts with.
 
     One thread per process keeps CPU results bit-identical. Modules named in the configuration (`module:function`) may
     live in the folder the user started from, so it leads the workers' search path.
     """
     environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", FLOW_PID_VARIABLE: str(os.getpid())}
-    environment |= {name: os.environ[name] for name in _FORWARDED if name in os.environ}
-    environment |= extra
+    environment |= {name: os.environ[name] for name in _VISIBLE if name in os.environ}
     search_path = [os.getcwd(), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(search_path))
     return environment

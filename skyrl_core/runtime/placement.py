@@ -114,6 +114,16 @@ def create_placement(config: SkyRLConfig, cluster: RayCluster, *, training: bool
     )
 
 
+def resources_needed(config: SkyRLConfig, device: str, *, training: bool = True) -> dict[str, float]:
+    """What all bundles of a run ask of the cluster, by Ray's names of resources."""
+    bundles = sum(request.bundles for request in _requests(config, training))
+    return {name: float(count * bundles) for name, count in _bundle(device).items()}
+
+
+def _bundle(device: str) -> dict[str, int]:
+    return {"GPU": 1, "CPU": 1} if device == "cuda" else {"CPU": 1}
+
+
 def _role_sizes(config: SkyRLConfig) -> dict[str, int]:
     place = config.trainer.placement
     return {
@@ -139,7 +149,7 @@ def _requests(config: SkyRLConfig, training: bool) -> list[_Request]:
 
 
 def _reserve(request: _Request, device: str, timeout: float) -> PlacementGroup:
-    bundle = {"GPU": 1, "CPU": 1} if device == "cuda" else {"CPU": 1}
+    bundle = _bundle(device)
     group = placement_group([bundle] * request.bundles, strategy="PACK")
     try:
         ray.get(group.ready(), timeout=timeout)

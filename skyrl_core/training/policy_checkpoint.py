@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
+from skyrl_core.data.local_copy import folder_to_read, folder_to_write
 from skyrl_core.errors import CheckpointError, CorruptCheckpointError
 from skyrl_core.training.distributed import RankContext
 from skyrl_core.training.models import ModelOptions
@@ -40,41 +41,42 @@ class PolicyCounters:
 
 
 def save_policy(
-    folder: Path,
+    folder: str | Path,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     counters: PolicyCounters,
     context: RankContext,
     source: tuple[str, ModelOptions],
 ) -> None:
-    """Write the policy into `folder`. Called by every rank; `source` is the model's path and options.
+    """Write the policy into `folder`, a local folder or an fsspec URL. Called by every rank; `source` is the model's
+    path and options.
 
     Not atomic: the caller writes into a folder aside and publishes it when every rank has returned.
     Raises CheckpointError on every rank when any rank could not write.
     """
     failure: Exception | None = None
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tensors = {f"model/{name}": tensor for name, tensor in model_tensors(model).items()}
-        tensors |= {f"optimizer/{name}": tensor for name, tensor in optimizer_tensors(model, optimizer).items()}
-        write_rank(folder, tensors, _random_state(context.device), context.rank, context.world_size)
-        if context.rank == 0:
-            _write_huggingface(folder / "huggingface", *source)
-            state = {
-                "world_size": context.world_size,
-                "version": counters.version,
-                "optimizer_steps": counters.optimizer_steps,
-                "last_digest": counters.last_digest,
-                "last_metrics": None if counters.last_metrics is None else dict(counters.last_metrics),
-            }
-            write_state(folder, state)
+        with folder_to_write(folder) as local:
+            tensors = {f"model/{name}": tensor for name, tensor in model_tensors(model).items()}
+            tensors |= {f"optimizer/{name}": tensor for name, tensor in optimizer_tensors(model, optimizer).items()}
+            write_rank(local, tensors, _random_state(context.device), context.rank, context.world_size)
+            if context.rank == 0:
+                _write_huggingface(local / "huggingface", *source)
+                state = {
+                    "world_size": context.world_size,
+                    "version": counters.version,
+                    "optimizer_steps": counters.optimizer_steps,
+                    "last_digest": counters.last_digest,
+                    "last_metrics": None if counters.last_metrics is None else dict(counters.last_metrics),
+                }
+                write_state(local, state)
     except Exception as error:  # whatever one rank met, the others must learn of it instead of waiting
         failure = error
     _raise_together(failure, folder, "write", context)
 
 
 def load_policy(
-    folder: Path,
+    folder: str | Path,
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None,
     context: RankContext,
@@ -89,13 +91,14 @@ def load_policy(
     failure: Exception | None = None
     counters = PolicyCounters(version=0)
     try:
-        state = read_state(folder)
-        with ShardReader(folder, state["world_size"]) as reader:
-            _read_model(reader, folder, model)
-            if optimizer is not None:
-                _read_optimizer(reader, model, optimizer)
-            if state["world_size"] == context.world_size:
-                _restore_random_state(reader, context)
+        with folder_to_read(folder) as local:
+            state = read_state(local)
+            with ShardReader(local, state["world_size"]) as reader:
+                _read_model(reader, local, model)
+                if optimizer is not None:
+                    _read_optimizer(reader, model, optimizer)
+                if state["world_size"] == context.world_size:
+                    _restore_random_state(reader, context)
         counters = _counters(state, folder, keep_optimizer=optimizer is not None)
     except Exception as error:  # whatever one rank met, the others must learn of it instead of going on
         failure = error
@@ -103,7 +106,7 @@ def load_policy(
     return counters
 
 
-def _raise_together(failure: Exception | None, folder: Path, verb: str, context: RankContext) -> None:
+def _raise_together(failure: Exception | None, folder: str | Path, verb: str, context: RankContext) -> None:
     """Raise on every rank what went wrong on any: a rank's own CheckpointError, else one with the first rank's reason.
 
     A collective that all ranks reach whether or not they failed, so none is left waiting.
@@ -154,7 +157,7 @@ def _read_optimizer(reader: ShardReader, model: nn.Module, optimizer: torch.opti
         optimizer.state[parameter][slot] = value
 
 
-def _counters(state: dict[str, Any], folder: Path, keep_optimizer: bool) -> PolicyCounters:
+def _counters(state: dict[str, Any], folder: str | Path, keep_optimizer: bool) -> PolicyCounters:
     try:
         metrics = state["last_metrics"]
         return PolicyCounters(

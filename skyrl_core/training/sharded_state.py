@@ -23,6 +23,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from skyrl_core.data.local_copy import folder_to_read
 from skyrl_core.errors import CheckpointError, CorruptCheckpointError
 
 FORMAT = 1
@@ -235,15 +236,19 @@ def full_buckets(
 
 
 def read_policy_weights(directory: str | Path) -> dict[str, torch.Tensor]:
-    """Every weight of the policy saved in the checkpoint folder `directory`, whole, on the CPU, tied weights once.
+    """Every weight of the policy saved in the checkpoint `directory` (a local folder or an fsspec URL), whole, on the
+    CPU, tied weights once.
 
     Needs no process group. Raises CheckpointError or CorruptCheckpointError.
     """
-    folder = Path(directory) / "policy"
+    address = f"{directory}/policy"
     weights: dict[str, torch.Tensor] = {}
-    with ShardReader(folder, read_state(folder)["world_size"]) as reader:
-        for name in reader.keys("model/"):
-            key = f"model/{name}"
-            weights[name] = torch.empty(reader.shape(key), dtype=reader.dtype(key))
-            reader.read_into(key, weights[name])
+    try:
+        with folder_to_read(address) as folder, ShardReader(folder, read_state(folder)["world_size"]) as reader:
+            for name in reader.keys("model/"):
+                key = f"model/{name}"
+                weights[name] = torch.empty(reader.shape(key), dtype=reader.dtype(key))
+                reader.read_into(key, weights[name])
+    except OSError as error:
+        raise CheckpointError(f"{address} cannot be read: {error}") from error
     return weights

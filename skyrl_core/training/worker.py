@@ -7,7 +7,6 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -304,8 +303,7 @@ class PolicyWorker(ModelWorker):
             raise StateMismatchError(
                 f"a checkpoint of step {step} needs policy version {step}, and rank {self.rank} has {self.version()}"
             )
-        folder = Path(directory) / "policy"
-        save_policy(folder, self.model, self.optimizer, self._counters, self.context, self._source)
+        save_policy(f"{directory}/policy", self.model, self.optimizer, self._counters, self.context, self._source)
 
     def load(self, directory: str, *, optimizer: bool = True) -> None:
         """Go back to what save() wrote into `directory`, whatever the world size then was. Called by every rank.
@@ -316,7 +314,7 @@ class PolicyWorker(ModelWorker):
         self._counters = None
         self.optimizer.state.clear()
         self._counters = load_policy(
-            Path(directory) / "policy", self.model, self.optimizer if optimizer else None, self.context
+            f"{directory}/policy", self.model, self.optimizer if optimizer else None, self.context
         )
 
     def export_weights(self, bucket_bytes: int) -> Iterator[dict[str, torch.Tensor]]:

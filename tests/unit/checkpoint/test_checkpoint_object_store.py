@@ -91,7 +91,7 @@ def for_every_kill(act: Callable[[Storage], None], check: Callable[[str], None])
         check(root)
         clean_leftovers(root)
         check(root)
-        assert not [name for name in ObjectStorage(root).names("") if name.startswith(".")]
+        assert not [name for name in ObjectStorage(root).files("") if name.startswith(".")]
         act(ObjectStorage(root))
         check(root)
         if survived:

@@ -114,6 +114,10 @@ Act = Callable[[RunStore], object]
 Check = Callable[[RunStore], None]
 
 
+def new_root() -> str:
+    return f"memory://{uuid.uuid4().hex}/run"
+
+
 def dying_storage(kind: str, root: str, survive: int) -> tuple[Storage, Callable[[], None]]:
     """A storage that dies before its n-th effect, and what the death does to the disk."""
     if kind == "local":
@@ -125,7 +129,7 @@ def dying_storage(kind: str, root: str, survive: int) -> tuple[Storage, Callable
 def kill_everywhere(kind: str, tmp_path: Path, prepare: Act, act: Act, check: Check) -> int:
     """`act` killed before effect 0, 1, 2, …; then `check` by the next writer. Returns how many effects it has."""
     for survive in range(NEVER):
-        root = str(tmp_path / f"run-{survive}") if kind == "local" else f"memory://{uuid.uuid4().hex}/run"
+        root = str(tmp_path / f"run-{survive}") if kind == "local" else new_root()
         with Lease.acquire(root) as lease:
             prepare(RunStore.open(root, fence=lease.token))
             storage, cut = dying_storage(kind, root, survive)
@@ -293,7 +297,7 @@ def test_a_writer_superseded_while_it_writes_its_files_does_not_publish_their_re
 def test_a_large_file_is_taken_in_pieces_and_verified_like_bytes(tmp_path: Path) -> None:
     content = bytes(range(256)) * 5000
     (tmp_path / "source").write_bytes(content)
-    for root in (str(tmp_path / "run"), f"memory://{uuid.uuid4().hex}/run"):
+    for root in (str(tmp_path / "run"), new_root()):
         with Lease.acquire(root) as lease:
             store = RunStore.open(root, fence=lease.token)
             files: dict[str, bytes | Path] = {"from_path": tmp_path / "source", "from_bytes": content}
