@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import ray
 from prefect.client.orchestration import get_client
-from prefect.exceptions import TerminationSignal
+from prefect.exceptions import ObjectNotFound, TerminationSignal
 from prefect.states import Crashed
 from prefect.tasks import Task
 from prefect_ray.context import remote_options
@@ -162,5 +162,7 @@ class StageRunner:
         try:
             with get_client(sync_client=True) as client:
                 client.set_task_run_state(future.task_run_id, Crashed(message=message[:500]), force=True)
+        except ObjectNotFound:  # it died before it had told anybody of the task run
+            pass
         except Exception as error:  # bookkeeping must not hide the failure it is about
             logger.warning("task run %s could not be marked as crashed: %s", future.task_run_id, error)

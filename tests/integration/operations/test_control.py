@@ -44,14 +44,14 @@ def test_a_hung_stage_is_stopped_by_its_limit_and_tried_again(new_team: Callable
     team = new_team("hang")
     team.deploy()
     team.worker("training", faults="generate.begin@step=2:hang")
-    words = ["trainer.run_name=h", "trainer.max_training_steps=2", "flow.stage_timeout_seconds.generate=15"]
+    words = ["trainer.run_name=h", "trainer.max_training_steps=2", "flow.stage_timeout_seconds.generate=60"]
     run = team.ended(team.start(TRAIN, overrides=words))
     assert run.state is not None
     assert run.state.is_completed(), run.state.message
     names = TaskRunFilterName(any_=["generate step 2", "generate step 2 (attempt 2)"])
     tried = team.client.read_task_runs(task_run_filter=TaskRunFilter(name=names))
     states = {task.name: (task.state_name, task.state.message if task.state else "") for task in tried}
-    assert states["generate step 2"] == ("Crashed", "stopped after 15 s")
+    assert states["generate step 2"] == ("Crashed", "stopped after 60 s")
     assert states["generate step 2 (attempt 2)"][0] == "Completed"
 
 
