@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import psutil
 import pytest
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
-from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter, TaskRunFilterName
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, TaskRunFilter, TaskRunFilterName
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Cancelling
 
@@ -49,7 +49,8 @@ def test_a_hung_stage_is_stopped_by_its_limit_and_tried_again(new_team: Callable
     assert run.state is not None
     assert run.state.is_completed(), run.state.message
     names = TaskRunFilterName(any_=["generate step 2", "generate step 2 (attempt 2)"])
-    tried = team.client.read_task_runs(task_run_filter=TaskRunFilter(name=names))
+    epoch = FlowRunFilter(name=FlowRunFilterName(any_=["h epoch 1"]))
+    tried = team.client.read_task_runs(task_run_filter=TaskRunFilter(name=names), flow_run_filter=epoch)
     states = {task.name: (task.state_name, task.state.message if task.state else "") for task in tried}
     assert states["generate step 2"] == ("Crashed", "stopped after 60 s")
     assert states["generate step 2 (attempt 2)"][0] == "Completed"
