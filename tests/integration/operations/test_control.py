@@ -74,12 +74,12 @@ def test_a_machine_that_dies_leaves_a_crashed_run_and_a_free_slot(new_team: Call
     following = team.ended(team.start("nightly/nightly-train", overrides=words))
     assert following.state is not None
     assert following.state.is_completed(), following.state.message
-    wait_for(lambda: not _unfinished(team), "the end of the dead machine's subflows")
+    wait_for(lambda: not _running(team), "the end of the dead machine's subflows")
 
 
-def _unfinished(team: Team) -> list[str]:
-    found = team.client.read_flow_runs(flow_run_filter=FlowRunFilter(tags={"all_": ["skyrl-flows"]}))
-    return [run.name for run in found if run.state is None or not run.state.is_final()]
+def _running(team: Team) -> list[str]:
+    found = team.client.read_flow_runs(flow_run_filter=FlowRunFilter(state={"type": {"any_": ["RUNNING"]}}))
+    return [run.name for run in found]
 
 
 def test_wrong_parameters_are_refused_with_the_reason(new_team: Callable[..., Team]) -> None:
