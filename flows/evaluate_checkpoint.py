@@ -19,16 +19,14 @@ from pydantic import Field
 from flows.evaluate import Evaluation, name_flow_run
 from flows.parameters import ConfigFile, Overrides
 from flows.preflight import check_before_start
-from flows.settings import load_settings
+from flows.settings import load_settings, run_configuration
 from skyrl_core.checkpoint.aliases import Decision, promote
-from skyrl_core.checkpoint.catalog import CONFIG_DOCUMENT
 from skyrl_core.checkpoint.code_version import code_version
 from skyrl_core.checkpoint.discovery import checkpoint_at
 from skyrl_core.checkpoint.manifest import MANIFEST, CheckpointManifest
 from skyrl_core.checkpoint.pins import pinned
 from skyrl_core.checkpoint.scores import CheckpointScore, find_score, record_score
 from skyrl_core.config import SkyRLConfig
-from skyrl_core.data.run_store import RunStore
 from skyrl_core.data.storage import open_storage
 from skyrl_core.errors import ConfigurationError
 from tasks.events import ALIAS_MOVED, BELOW_THRESHOLD, CHECKPOINT_EVALUATED, send_event
@@ -79,7 +77,9 @@ def evaluate_checkpoint(
                 "(trainer.max_ckpts_to_keep) or let more workers evaluate.",
             )
         manifest = _matching(path, step, run)
-        file = config or _run_configuration(run_root, Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        file = config or run_configuration(run_root, Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        if file is None:
+            raise ConfigurationError(f"{run_root} has no configuration of its run: name a file with `config`")
         settings = load_settings(file, [*overrides, f"trainer.run_name={run}-step-{step}"])
         check_before_start(settings, training=False)
         score = _score(settings, path, run_root, run, manifest)
@@ -100,16 +100,6 @@ def _matching(path: str, step: int, run: str) -> CheckpointManifest:
             "three that belong together"
         )
     return manifest
-
-
-def _run_configuration(run_root: str, folder: Path) -> str:
-    """The run's own configuration as a local file."""
-    text = RunStore.open(run_root).read_text(CONFIG_DOCUMENT)
-    if text is None:
-        raise ConfigurationError(f"{run_root} has no {CONFIG_DOCUMENT}: name a configuration file with `config`")
-    file = folder / CONFIG_DOCUMENT
-    file.write_text(text, encoding="utf-8")
-    return str(file)
 
 
 def _score(settings: SkyRLConfig, path: str, run_root: str, run: str, manifest: CheckpointManifest) -> CheckpointScore:

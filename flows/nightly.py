@@ -15,7 +15,7 @@ from pydantic import Field
 from flows.evaluate import name_flow_run
 from flows.parameters import ConfigFile, Overrides
 from flows.preflight import check_before_start
-from flows.settings import load_settings
+from flows.settings import load_settings, run_configuration
 from flows.train import train
 from skyrl_core.checkpoint.aliases import read_alias
 from skyrl_core.checkpoint.catalog import CONFIG_DOCUMENT, list_runs, read_state
@@ -59,10 +59,9 @@ def nightly(
         if cut is not None:
             log.info("night %s is not finished: it goes on", cut)
             name_flow_run(f"{cut} continued")
-            file = Path(folder) / CONFIG_DOCUMENT
-            file.write_text(RunStore.open(f"{root.rstrip('/')}/{cut}").read_text(CONFIG_DOCUMENT) or "", "utf-8")
+            file = run_configuration(f"{root.rstrip('/')}/{cut}", Path(folder))
             try:
-                return train(config=str(file), overrides=(f"trainer.run_name={cut}",))
+                return train(config=file, overrides=(f"trainer.run_name={cut}",))
             except ConfigurationError as error:
                 log.warning("night %s cannot go on and is given up: %s", cut, error)
         name = f"{prefix}-{_scheduled(timezone):%Y%m%d-%H%M%S}"

@@ -2,9 +2,12 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from skyrl_core.checkpoint.catalog import CONFIG_DOCUMENT
 from skyrl_core.config import SkyRLConfig, load_config
+from skyrl_core.data.run_store import RunStore
 from skyrl_core.errors import ConfigurationError
 from skyrl_core.runtime.store_access import STORE_PREFIXES
 
@@ -18,6 +21,16 @@ def load_settings(config: str | None, overrides: Sequence[str]) -> SkyRLConfig:
     if settings.flow.store_block is not None:
         os.environ.update(store_variables(settings.flow.store_block))
     return settings
+
+
+def run_configuration(run_root: str, folder: Path) -> str | None:
+    """The configuration that a run recorded, as a file in `folder`; None when there is no such run."""
+    text = RunStore.open(run_root).read_text(CONFIG_DOCUMENT)
+    if text is None:
+        return None
+    file = folder / CONFIG_DOCUMENT
+    file.write_text(text, encoding="utf-8")
+    return str(file)
 
 
 def store_variables(block: str) -> dict[str, str]:
