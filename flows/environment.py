@@ -26,5 +26,7 @@ def prepare_this_process(*, debug: bool) -> None:
     for name, value in _LOGGING.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # A server with the zombie automation (deployments/automations.yaml) notices by them that this process was killed.
+    os.environ.setdefault("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "30")
     if not debug:
         os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")

@@ -9,12 +9,20 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
+from uuid import UUID
 
 from prefect import flow
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterParentFlowRunId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import StateType
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
-from prefect.states import Crashed
+from prefect.states import Crashed, State
 
 from flows.environment import prefect_environment
 from flows.epoch import Loop, active_loop, announce_checkpoints, evaluate_start, train_epoch
@@ -158,9 +166,17 @@ def _name_flow_run(run: Run) -> None:
         previous = run.lease.previous
         predecessor = previous.info.get("flow_run_id") if previous is not None else None
         if predecessor and predecessor != flow_run.id:
-            message = f"its process was killed; {run.name} is continued by flow run {flow_run.id}"
+            crashed: State[Any] = Crashed(
+                message=f"its process was killed; {run.name} is continued by flow run {flow_run.id}"
+            )
+            below = FlowRunFilter(
+                parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[UUID(predecessor)]),
+                state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING])),
+            )
             try:
-                client.set_flow_run_state(predecessor, Crashed(message=message), force=True)
+                client.set_flow_run_state(predecessor, crashed, force=True)
+                for subflow in client.read_flow_runs(flow_run_filter=below):
+                    client.set_flow_run_state(subflow.id, crashed, force=True)
             except Exception as error:  # another server's run, or one that was deleted: nothing to close here
                 logger.warning("flow run %s of the killed predecessor could not be closed: %s", predecessor, error)
 

@@ -3,8 +3,10 @@
 import random
 import signal
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -52,7 +54,10 @@ def assert_same_run(project: Project, reference: Project) -> None:
         pytest.param("checkpoint.written@step=4:kill-flow", id="inside a checkpoint's write", marks=pytest.mark.slow),
     ],
 )
-def test_a_killed_flow_process_continues_bit_for_bit(fault: str, project: Project, uninterrupted: Project) -> None:
+def test_a_killed_flow_process_continues_bit_for_bit(
+    fault: str, project: Project, uninterrupted: Project, prefect_api: str
+) -> None:
+    began = datetime.now(UTC)
     killed = project.start(RUN, faults=fault)
     output, _ = killed.communicate(timeout=900)
     assert killed.returncode == -signal.SIGKILL, output
@@ -70,6 +75,12 @@ def test_a_killed_flow_process_continues_bit_for_bit(fault: str, project: Projec
     assert {writer for (_, step), writer in made_by.items() if step > 4} == {2}
     if fault.startswith("update"):
         assert (made_by["generate", 3], made_by["score", 3], made_by["update", 3]) == (1, 1, 2)
+    # The killed process could not say so: its flow run and the epoch in it were closed by the one that continued.
+    wanted = {"flow_runs": {"start_time": {"after_": began.isoformat()}}}
+    runs = httpx.post(f"{prefect_api}/flow_runs/filter", json=wanted).json()
+    assert sorted(run["state_name"] for run in runs if run["name"] == "k") == ["Completed", "Crashed"]
+    assert {run["state_name"] for run in runs if run["name"] == "k epoch 1"} == {"Completed", "Crashed"}
+    assert {run["state_name"] for run in runs} == {"Completed", "Crashed"}
 
 
 @pytest.mark.slow
