@@ -204,13 +204,14 @@ class Team:
         return self.client.create_flow_run_from_deployment(found.id, parameters=parameters)
 
     def runs(self, deployment: str) -> list[FlowRun]:
-        """The flow runs of a deployment, the earliest first."""
+        """This project's flow runs of a deployment, the earliest first. Projects share the server and its deployments."""
         found = self.client.read_deployment_by_name(deployment)
         answer = self.client._client.post(
             "/flow_runs/filter",
             json={"deployments": {"id": {"any_": [str(found.id)]}}, "sort": "EXPECTED_START_TIME_ASC"},
         )
-        return [FlowRun.model_validate(item) for item in answer.json()]
+        runs = [FlowRun.model_validate(item) for item in answer.json()]
+        return [run for run in runs if str(self.root) in str(run.parameters)]
 
     def state(self, run: FlowRun) -> str:
         """Name of a run's present state."""
