@@ -204,7 +204,7 @@ class Team:
         return self.client.create_flow_run_from_deployment(found.id, parameters=parameters)
 
     def runs(self, deployment: str) -> list[FlowRun]:
-        """This project's flow runs of a deployment, the earliest first. Projects share the server and its deployments."""
+        """This project's flow runs of a deployment, the earliest first; projects share the server's deployments."""
         found = self.client.read_deployment_by_name(deployment)
         answer = self.client._client.post(
             "/flow_runs/filter",
