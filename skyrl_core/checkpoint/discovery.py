@@ -54,7 +54,7 @@ def latest_checkpoint(root: str | Path | Storage, *, verify: Verify = "size") ->
     checksum). Incomplete ones are skipped with a warning that names the file. Raises CheckpointError when the folder
     cannot be read, or a newer version of this program wrote the checkpoint.
     """
-    storage = _storage(root)
+    storage = open_storage(root)
     pointed = read_pointer(storage)
     steps = sorted(_folders_by_step(storage), reverse=True)
     if pointed is not None and pointed not in steps:
@@ -70,7 +70,7 @@ def latest_checkpoint(root: str | Path | Storage, *, verify: Verify = "size") ->
 
 def list_checkpoints(root: str | Path | Storage, *, verify: Verify = "size") -> list[CheckpointRef]:
     """Every complete checkpoint by ascending step. Incomplete ones are left out with a warning naming the file."""
-    storage = _storage(root)
+    storage = open_storage(root)
     found = (complete_at_step(storage, step, verify=verify) for step in sorted(_folders_by_step(storage)))
     return [_ref(storage, *item) for item in found if item is not None]
 
@@ -201,7 +201,3 @@ def _folders_by_step(storage: Storage) -> dict[int, list[str]]:
 
 def _ref(storage: Storage, folder: str, manifest: CheckpointManifest) -> CheckpointRef:
     return CheckpointRef(uri=storage.uri_of(folder), step=manifest.step, policy_version=manifest.policy_version)
-
-
-def _storage(root: str | Path | Storage) -> Storage:
-    return root if isinstance(root, Storage) else open_storage(root)

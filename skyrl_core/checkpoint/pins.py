@@ -48,12 +48,12 @@ def pinned(run_root: str | Path, step: int, by: str) -> Iterator[None]:
 
 def pinned_steps(run_root: str | Path | Storage) -> set[int]:
     """The steps that somebody works with."""
-    return {step for step, _ in _pins(_storage(run_root))}
+    return {step for step, _ in _pins(open_storage(run_root))}
 
 
 def remove_stale_pins(run_root: str | Path | Storage, older_than: timedelta) -> int:
     """Remove pins whose holders cannot live any more; returns how many."""
-    storage, removed = _storage(run_root), 0
+    storage, removed = open_storage(run_root), 0
     limit = datetime.now(UTC) - older_than
     try:
         for _, path in list(_pins(storage)):
@@ -82,7 +82,3 @@ def _created_at(storage: Storage, path: str) -> datetime:
         return datetime.fromisoformat(str(parse_json(storage.read(path))["created_at"]))
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return datetime.now(UTC)
-
-
-def _storage(root: str | Path | Storage) -> Storage:
-    return root if isinstance(root, Storage) else open_storage(root)

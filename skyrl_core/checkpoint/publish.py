@@ -39,7 +39,7 @@ class CheckpointWriter:
 
         Raises CheckpointError when the folder cannot be made, LeaseLostError when a newer writer exists.
         """
-        self._storage = root if isinstance(root, Storage) else open_storage(root)
+        self._storage = open_storage(root)
         self._step = step
         self._fence = fence
         self._attempt = secrets.token_hex(6)

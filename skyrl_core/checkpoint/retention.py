@@ -37,7 +37,7 @@ def apply_retention(
         return []
     if keep < 1:
         raise ValueError(f"keep must be at least 1, or -1 for all, got {keep}")
-    storage = root if isinstance(root, Storage) else open_storage(root)
+    storage = open_storage(root)
     complete = list_checkpoints(storage)
     protected = {*(checkpoint.step for checkpoint in complete[-keep:]), *pinned, read_pointer(storage)}
     doomed = [checkpoint for checkpoint in complete if checkpoint.step not in protected]
@@ -57,7 +57,7 @@ def clean_leftovers(root: str | Path | Storage, *, fence: int | None = None) -> 
     A former checkpoint that was being replaced comes back when its successor was not completed. Raises CheckpointError
     when the storage fails, LeaseLostError when a newer writer exists.
     """
-    storage = root if isinstance(root, Storage) else open_storage(root)
+    storage = open_storage(root)
     try:
         if fence is not None:
             verify_fence(storage, fence)

@@ -81,7 +81,7 @@ class Lease:
 
         Raises RunBusyError when the holder lives, StoreError when the store cannot be used.
         """
-        storage = store_root if isinstance(store_root, Storage) else open_storage(store_root)
+        storage = open_storage(store_root)
         try:
             while True:
                 newest = _highest_token(storage)

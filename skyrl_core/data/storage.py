@@ -255,11 +255,13 @@ class _Tee:
         return chunk
 
 
-def open_storage(uri: str | Path) -> Storage:
+def open_storage(uri: str | Path | Storage) -> Storage:
     """The storage at an address: a local path, `file://…`, or any fsspec URL. Relative paths are made absolute.
 
-    Raises ConfigurationError for an address of an unknown kind.
+    A storage that is open already is returned as it is. Raises ConfigurationError for an address of an unknown kind.
     """
+    if isinstance(uri, Storage):
+        return uri
     text = str(uri)
     if text.startswith("file://"):
         return LocalStorage(text.removeprefix("file://"))
