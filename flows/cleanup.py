@@ -1,6 +1,5 @@
 """The clean-up flow: retention for runs that nobody writes, and what killed processes left behind."""
 
-import logging
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
@@ -14,12 +13,10 @@ from flows.settings import load_settings
 from skyrl_core.checkpoint.aliases import aliased_steps
 from skyrl_core.checkpoint.catalog import RunEntry, list_runs, read_run
 from skyrl_core.checkpoint.pins import pinned_steps, remove_stale_pins
-from skyrl_core.checkpoint.retention import apply_retention, clean_leftovers
+from skyrl_core.checkpoint.retention import apply_retention, clean_leftovers, superfluous
 from skyrl_core.data.lease import Lease
 from skyrl_core.data.run_store import RunStore
 from skyrl_core.errors import RunBusyError
-
-logger = logging.getLogger(__name__)
 
 
 @flow(name="cleanup")
@@ -70,15 +67,15 @@ def _due(entry: RunEntry, abandoned_days: float) -> bool:
 
 def _clean(root: str, entry: RunEntry, keep: int | None, pin_age: timedelta, *, dry_run: bool) -> dict[str, Any]:
     protected = pinned_steps(entry.uri) | aliased_steps(root, entry.name)
+    newest = -1 if keep is None else keep
     if dry_run:
-        older = [saved.step for saved in entry.checkpoints][:-keep] if keep is not None else []
-        return _row([step for step in older if step not in protected], entry)
+        return _row([saved.step for saved in superfluous(entry.uri, newest, protected)], entry)
     try:
         with Lease.acquire(entry.uri, {"purpose": "cleanup"}) as lease:
             store = RunStore.open(entry.uri, fence=lease.token)
             clean_leftovers(entry.uri, fence=lease.token)
             remove_stale_pins(entry.uri, pin_age)
-            deleted = apply_retention(entry.uri, -1 if keep is None else keep, protected, fence=lease.token)
+            deleted = apply_retention(entry.uri, newest, protected, fence=lease.token)
             remaining = [saved.step for saved in entry.checkpoints if saved.step not in deleted]
             if remaining:
                 store.prune_before(max(remaining) + 1)

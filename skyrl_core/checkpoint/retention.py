@@ -35,12 +35,8 @@ def apply_retention(
     """
     if keep == -1:
         return []
-    if keep < 1:
-        raise ValueError(f"keep must be at least 1, or -1 for all, got {keep}")
     storage = open_storage(root)
-    complete = list_checkpoints(storage)
-    protected = {*(checkpoint.step for checkpoint in complete[-keep:]), *pinned, read_pointer(storage)}
-    doomed = [checkpoint for checkpoint in complete if checkpoint.step not in protected]
+    doomed = superfluous(storage, keep, pinned)
     try:
         if fence is not None:
             verify_fence(storage, fence)
@@ -49,6 +45,18 @@ def apply_retention(
     except OSError as error:
         raise CheckpointError(f"old checkpoints in {storage.uri} cannot be deleted: {error}") from error
     return [checkpoint.step for checkpoint in doomed]
+
+
+def superfluous(root: str | Path | Storage, keep: int, pinned: Collection[int] = ()) -> list[CheckpointRef]:
+    """The checkpoints that `apply_retention` would delete."""
+    if keep == -1:
+        return []
+    if keep < 1:
+        raise ValueError(f"keep must be at least 1, or -1 for all, got {keep}")
+    storage = open_storage(root)
+    complete = list_checkpoints(storage)
+    protected = {*(checkpoint.step for checkpoint in complete[-keep:]), *pinned, read_pointer(storage)}
+    return [checkpoint for checkpoint in complete if checkpoint.step not in protected]
 
 
 def clean_leftovers(root: str | Path | Storage, *, fence: int | None = None) -> None:
