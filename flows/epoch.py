@@ -121,9 +121,10 @@ def train_step(loop: Loop, step: int, epoch: int) -> None:
         records["checkpoint"] = checkpoint(loop, step)
     if run.config.trainer.eval_interval > 0 and (last or _due(step, run.config.trainer.eval_interval)):
         records["evaluate"] = evaluate(loop, step)
-    # After the evaluation, so that whoever evaluates checkpoints finds it; before the step is closed, so that a kill
-    # in between repeats it.
-    announce_checkpoints(run)
+    if "checkpoint" in records:
+        # After the evaluation, so that whoever evaluates checkpoints finds it; before the step is closed, so that a
+        # kill in between repeats it. What could not be sent is sent with the next checkpoint, or at the next start.
+        announce_checkpoints(run)
 
     loop.report(run.close_step(step, epoch, records, sync_seconds))
 
@@ -198,7 +199,7 @@ def evaluate(loop: Loop, step: int) -> StageRecord:
     """Score the validation prompts with the weights of `step`; a checkpoint of that step keeps the score."""
     run = loop.run
     prompts = run.validation(step)
-    identity = evaluation_identity(run.config, run.store.read_file(prompts, stages.PROMPTS))
+    identity = evaluation_identity(run.config, prompts.files[0].sha256)
     inputs = StageInputs(
         step=step, digest=run.inputs("evaluate", step, step, prompts.digest, identity), policy_version=step
     )

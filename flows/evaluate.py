@@ -23,7 +23,7 @@ from flows.stage_runner import StageRunner
 from flows.view import RunView
 from skyrl_core.checkpoint.discovery import checkpoint_at
 from skyrl_core.config import SkyRLConfig, config_digest
-from skyrl_core.data.digests import digest_of
+from skyrl_core.data.digests import digest_of, sha256_of_bytes
 from skyrl_core.data.lease import Lease
 from skyrl_core.data.references import StageRecord
 from skyrl_core.data.run_store import RunStore
@@ -150,7 +150,7 @@ class Evaluation:
         tokenizer = setup.load_tokenizer_task(self.config)
         datasets = setup.load_datasets(self.config, tokenizer, training=False, validation=True)
         prompts = prompts_to_bytes(datasets.validation.prompts if datasets.validation is not None else ())
-        identity = evaluation_identity(self.config, prompts)
+        identity = evaluation_identity(self.config, sha256_of_bytes(prompts))
         return Prepared(tokenizer=tokenizer, datasets=datasets, prompts=prompts, identity=identity)
 
     def run(self, prepared: Prepared) -> tuple[StageRecord, RunStore]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from skyrl_core.config import SkyRLConfig
-from skyrl_core.data.digests import digest_of, sha256_of_bytes
+from skyrl_core.data.digests import digest_of
 
 # What a rollout of training depends on and an evaluation does not, and where and how fast it is computed.
 _TRAINING_ONLY = {"sampling_params", "eval_sampling_params", "n_samples_per_prompt", "batched", "inference_engine"}
@@ -25,6 +25,6 @@ def evaluation_settings(config: SkyRLConfig) -> str:
     )
 
 
-def evaluation_identity(config: SkyRLConfig, prompts: bytes) -> str:
-    """Digest of prompts (serialized) and settings. Scores under one identity may be compared, others not."""
-    return digest_of({"prompts": sha256_of_bytes(prompts), "settings": evaluation_settings(config)})
+def evaluation_identity(config: SkyRLConfig, prompts_sha256: str) -> str:
+    """Digest of the serialized prompts' digest and the settings. Scores under one identity may be compared."""
+    return digest_of({"prompts": prompts_sha256, "settings": evaluation_settings(config)})
