@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow
-from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 from prefect_ray import RayTaskRunner
 
 from flows.environment import prefect_environment
+from flows.flow_runs import name_flow_run
 from flows.parameters import ConfigFile, Overrides
 from flows.preflight import check_before_start
 from flows.reconcile import Need, heal_engines, sick_engines
@@ -222,10 +222,3 @@ def model_digest(config: SkyRLConfig) -> str:
     files = sorted(item for item in folder.rglob("*") if item.is_file()) if folder.is_dir() else []
     stats = [[item.name, item.stat().st_size, item.stat().st_mtime_ns] for item in files]
     return digest_of({"model": path, "files": stats})
-
-
-def name_flow_run(name: str) -> None:
-    """Give the present flow run a name that tells what it works on."""
-    if flow_run.id:
-        with get_client(sync_client=True) as client:
-            client.update_flow_run(flow_run.id, name=name)

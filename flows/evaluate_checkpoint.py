@@ -16,7 +16,8 @@ from prefect.runtime import flow_run
 from prefect.states import Completed, State
 from pydantic import Field
 
-from flows.evaluate import Evaluation, name_flow_run
+from flows.evaluate import Evaluation
+from flows.flow_runs import name_flow_run
 from flows.parameters import ConfigFile, Overrides
 from flows.preflight import check_before_start
 from flows.settings import load_settings, run_configuration

@@ -12,20 +12,19 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from pydantic import Field
 
-from flows.evaluate import name_flow_run
+from flows.flow_runs import name_flow_run
 from flows.parameters import ConfigFile, Overrides
-from flows.preflight import check_before_start
+from flows.preflight import make_missing_data
 from flows.settings import load_settings, run_configuration
 from flows.train import train
 from skyrl_core.checkpoint.aliases import read_alias
-from skyrl_core.checkpoint.catalog import CONFIG_DOCUMENT, list_runs, read_state
+from skyrl_core.checkpoint.catalog import CONFIG_DOCUMENT, RUN_DOCUMENT, list_runs, read_state
 from skyrl_core.checkpoint.export import export_model
 from skyrl_core.config import SkyRLConfig
 from skyrl_core.config.load import config_from_yaml
 from skyrl_core.data.run_store import RunStore
 from skyrl_core.data.storage import open_storage
 from skyrl_core.errors import ConfigurationError
-from skyrl_core.recipes.ensure import prepare_recipe, recipe_missing
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +58,7 @@ def nightly(
         if cut is not None:
             log.info("night %s is not finished: it goes on", cut)
             name_flow_run(f"{cut} continued")
-            file = run_configuration(f"{root.rstrip('/')}/{cut}", Path(folder))
+            file = run_configuration(open_storage(root).uri_of(cut), Path(folder))
             try:
                 return train(config=file, overrides=(f"trainer.run_name={cut}",))
             except ConfigurationError as error:
@@ -79,8 +78,9 @@ def unfinished_night(root: str, prefix: str, max_starts: int) -> str | None:
     nights = [name for name in list_runs(root) if name.startswith(f"{prefix}-")]
     if not nights:
         return None
-    newest = max(nights, key=lambda name: (_created(root, name), name))
-    state = read_state(RunStore.open(f"{root.rstrip('/')}/{newest}"))
+    stores = {name: RunStore.open(open_storage(root).uri_of(name)) for name in nights}
+    newest = max(nights, key=lambda name: (_created(stores[name]), name))
+    state = read_state(stores[newest])
     if state.finished:
         return None
     if state.starts >= max_starts:
@@ -89,8 +89,8 @@ def unfinished_night(root: str, prefix: str, max_starts: int) -> str | None:
     return newest
 
 
-def _created(root: str, name: str) -> str:
-    document = RunStore.open(f"{root.rstrip('/')}/{name}").read_json("run.json") or {}
+def _created(store: RunStore) -> str:
+    document = store.read_json(RUN_DOCUMENT) or {}
     return str(document.get("created_at", ""))
 
 
@@ -115,9 +115,7 @@ def _start_model(settings: SkyRLConfig, alias: str | None) -> str | None:
     if text is None:
         raise ConfigurationError(f"{storage.uri_of(target.run)} has no {CONFIG_DOCUMENT}; alias {alias} points there")
     trained_with = config_from_yaml(text).trainer
-    if recipe_missing(settings):
-        check_before_start(settings, files=False)
-        prepare_recipe(settings)
+    make_missing_data(settings)
     folder = Path(settings.trainer.export_path).expanduser() / target.run / f"global_step_{target.step}" / "policy"
     made = export_model(
         storage.uri_of(target.checkpoint),

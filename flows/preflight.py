@@ -6,6 +6,7 @@ from skyrl_core.config import SkyRLConfig
 from skyrl_core.config.algorithm_checks import check_algorithm
 from skyrl_core.data.tokenizer import check_model_path
 from skyrl_core.errors import DatasetError
+from skyrl_core.recipes.ensure import prepare_recipe, recipe_missing
 from skyrl_core.tracking.build import check_trackers
 from skyrl_core.user_code import load_callable
 
@@ -34,6 +35,13 @@ def check_before_start(config: SkyRLConfig, *, training: bool = True, files: boo
     check_model_path(str(config.trainer.policy.model.path))
     if training and config.uses_reference:
         check_model_path(str(config.trainer.ref.model.path))
+
+
+def make_missing_data(config: SkyRLConfig) -> None:
+    """Make what `data.recipe` makes and is not there, once everything else is known to be right."""
+    if recipe_missing(config):
+        check_before_start(config, files=False)
+        prepare_recipe(config)
 
 
 def check_own_code(config: SkyRLConfig) -> None:

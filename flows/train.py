@@ -9,25 +9,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
-from uuid import UUID
 
 from prefect import flow
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterParentFlowRunId,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-)
-from prefect.client.schemas.objects import StateType
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
-from prefect.states import Crashed, State
 
 from flows.environment import prefect_environment
 from flows.epoch import Loop, active_loop, announce_checkpoints, evaluate_start, train_epoch
+from flows.flow_runs import close_killed, name_flow_run
 from flows.parameters import ConfigFile, Overrides
-from flows.preflight import check_before_start
+from flows.preflight import check_before_start, make_missing_data
 from flows.reconcile import Reconciler
 from flows.run import Actors, Run, open_run
 from flows.settings import load_settings
@@ -35,7 +26,6 @@ from flows.stage_runner import StageRunner
 from flows.view import RunView
 from skyrl_core.config.algorithm_checks import algorithm_advice
 from skyrl_core.hooks import load_hook
-from skyrl_core.recipes.ensure import prepare_recipe, recipe_missing
 from skyrl_core.runtime.cluster import RayCluster, ensure_ray, warm_worker
 from skyrl_core.tracking.build import build_tracker
 from skyrl_core.tracking.metrics_file import MetricsFile, MetricsLine
@@ -61,14 +51,13 @@ def train(config: ConfigFile = None, overrides: Overrides = ()) -> dict[str, Any
     """
     began = time.monotonic()
     settings = load_settings(config, overrides)
-    if recipe_missing(settings):
-        check_before_start(settings, files=False)
-        prepare_recipe(settings)
+    make_missing_data(settings)
     check_before_start(settings)
     with ExitStack() as stack:
         run = stack.enter_context(open_run(settings, flow_run_id=str(flow_run.id or "")))
         run.mark(finished=False)
-        _name_flow_run(run)
+        name_flow_run(run.name)
+        _close_predecessor(run)
         view = stack.enter_context(RunView.open(settings.flow.show, None, run.name))
         if run.fresh:
             begins = f"from {run.base.uri}" if run.base is not None else "fresh"
@@ -158,27 +147,12 @@ def _tracking(run: Run) -> Iterator[Tracker]:
         tracker.finish(ok)
 
 
-def _name_flow_run(run: Run) -> None:
-    """Give the flow run the run's name, and close the flow run of a predecessor that was killed."""
-    with get_client(sync_client=True) as client:
-        if flow_run.id:
-            client.update_flow_run(flow_run.id, name=run.name)
-        previous = run.lease.previous
-        predecessor = previous.info.get("flow_run_id") if previous is not None else None
-        if predecessor and predecessor != flow_run.id:
-            crashed: State[Any] = Crashed(
-                message=f"its process was killed; {run.name} is continued by flow run {flow_run.id}"
-            )
-            below = FlowRunFilter(
-                parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[UUID(predecessor)]),
-                state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING])),
-            )
-            try:
-                client.set_flow_run_state(predecessor, crashed, force=True)
-                for subflow in client.read_flow_runs(flow_run_filter=below):
-                    client.set_flow_run_state(subflow.id, crashed, force=True)
-            except Exception as error:  # another server's run, or one that was deleted: nothing to close here
-                logger.warning("flow run %s of the killed predecessor could not be closed: %s", predecessor, error)
+def _close_predecessor(run: Run) -> None:
+    """Close the flow run of a predecessor that was killed."""
+    previous = run.lease.previous
+    killed = previous.info.get("flow_run_id") if previous is not None else None
+    if killed and killed != flow_run.id:
+        close_killed(killed, f"its process was killed; {run.name} is continued by flow run {flow_run.id}")
 
 
 def _summarise(loop: Loop, seconds: float) -> RunSummary:
