@@ -92,6 +92,15 @@ def write_problems(path: Path, first: int, count: int) -> None:
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
+def armed(root: Path, faults: str | None) -> dict[str, str]:
+    """The environment in which `faults` happen, each once; empty without any."""
+    if faults is None:
+        return {}
+    folder = root / "faults"
+    folder.mkdir(exist_ok=True)
+    return {"SKYRL_FLOWS_FAULTS": faults, "SKYRL_FLOWS_FAULTS_DIR": str(folder)}
+
+
 @dataclass(slots=True, kw_only=True)
 class Project:
     """A folder with data, model and configuration, and the environment its commands run in."""
@@ -106,11 +115,7 @@ class Project:
 
     def start(self, *words: str, faults: str | None = None, command: str = "train") -> "subprocess.Popen[str]":
         """Start `skyrl-flows COMMAND --config … words`; its output goes to the returned process's pipe."""
-        environment = dict(self.environment)
-        if faults is not None:
-            folder = self.root / "faults"
-            folder.mkdir(exist_ok=True)
-            environment |= {"SKYRL_FLOWS_FAULTS": faults, "SKYRL_FLOWS_FAULTS_DIR": str(folder)}
+        environment = self.environment | armed(self.root, faults)
         process = subprocess.Popen(
             [*COMMAND, command, "--config", str(self.config), *words],
             cwd=self.root,

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -22,16 +20,11 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from skyrl_core.testing.tiny_model import build_tiny_model
-from tests.e2e.conftest import DIGIT_ENV, TINY_CONFIG, write_problems
+from tests.e2e.conftest import DIGIT_ENV, TINY_CONFIG, armed, write_problems
+from tests.integration.operations.stack import services
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 POLL_SECONDS = 0.3
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_for(condition: Callable[[], Any], what: str, timeout: float = 300.0) -> Any:
@@ -63,7 +56,7 @@ def postgres() -> Iterator[str]:
     assert binaries, "PostgreSQL is not installed; on Debian: apt-get install postgresql"
     # Not below pytest's folder: that one is closed to other users.
     folder = Path(tempfile.mkdtemp(prefix="postgres-"))
-    port = free_port()
+    (port,) = services.free_ports(1)
     # PostgreSQL refuses to run as root; its package brings a user.
     as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.getuid() == 0 else []
     if as_user:
@@ -91,37 +84,9 @@ def postgres() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def team_server(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real Prefect server on PostgreSQL; yields its API's address."""
-    port = free_port()
-    home = tmp_path_factory.mktemp("team-server")
-    environment = {
-        **clean_environment(),
-        "PREFECT_HOME": str(home),
-        "PREFECT_API_DATABASE_CONNECTION_URL": postgres,
-        "PREFECT_UI_API_URL": "/api",
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
-        "PREFECT_SERVER_SERVICES_TRIGGERS_PG_NOTIFY_RECONNECT_INTERVAL_SECONDS": "1",
-    }
-    with (home / "server.log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-    api_url = f"http://127.0.0.1:{port}/api"
-    try:
-        wait_for(lambda: _healthy(api_url, process, home / "server.log"), "the Prefect server's start", 180.0)
+    server, api_url = services.prefect_server(tmp_path_factory.mktemp("team-server"), postgres)
+    with server.running():
         yield api_url
-    finally:
-        end(process)
-
-
-def _healthy(api_url: str, process: "subprocess.Popen[Any]", log: Path) -> bool:
-    assert process.poll() is None, log.read_text()[-3000:]
-    with suppress(httpx.HTTPError):
-        return httpx.get(f"{api_url}/health", timeout=2.0).status_code == httpx.codes.OK
-    return False
 
 
 def clean_environment() -> dict[str, str]:
@@ -181,11 +146,7 @@ class Team:
 
     def worker(self, queue: str, faults: str | None = None) -> "subprocess.Popen[Any]":
         """Start a process worker for one queue."""
-        environment = dict(self.environment)
-        if faults is not None:
-            folder = self.root / "faults"
-            folder.mkdir(exist_ok=True)
-            environment |= {"SKYRL_FLOWS_FAULTS": faults, "SKYRL_FLOWS_FAULTS_DIR": str(folder)}
+        environment = self.environment | armed(self.root, faults)
         words = ["worker", "start", "--pool", self.pool, "--work-queue", queue, "--type", "process", "--name", queue]
         with (self.root / f"worker-{queue}.log").open("a") as log:
             process = subprocess.Popen(
