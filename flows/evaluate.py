@@ -170,6 +170,7 @@ class Evaluation:
                 ensure_ray(self.name, num_cpus=settings.flow.ray_num_cpus, environment=prefect_environment())
             )
             placement = setup.reserve_placement(settings, cluster, prepared.datasets)
+            stack.callback(placement.remove)
             inference = setup.start_inference(settings, placement)
             setup.build_generator(settings, prepared.tokenizer, inference)
             inference.wait(settings.generator.inference_engine.timeout_seconds)

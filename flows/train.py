@@ -70,14 +70,17 @@ def train(config: ConfigFile = None, overrides: Overrides = ()) -> dict[str, Any
             ensure_ray(run.name, num_cpus=settings.flow.ray_num_cpus, environment=prefect_environment())
         )
         warm_worker(stages.__name__)
-        loop = _set_up(run, view, tracker, cluster)
+        loop = _set_up(run, view, tracker, cluster, stack)
         _run_epochs(loop)
         summary = _summarise(loop, time.monotonic() - began)
     return asdict(summary)
 
 
-def _set_up(run: Run, view: RunView, tracker: Tracker, cluster: RayCluster) -> Loop:
-    """The chain of setup tasks; a failure in it reaches the trackers before it is raised."""
+def _set_up(run: Run, view: RunView, tracker: Tracker, cluster: RayCluster, stack: ExitStack) -> Loop:
+    """The chain of setup tasks; a failure in it reaches the trackers before it is raised.
+
+    What it reserves is given back when `stack` unwinds: Ray may live on after the run.
+    """
     config = run.config
     artifacts = RunArtifacts(run.name)
     try:
@@ -87,6 +90,7 @@ def _set_up(run: Run, view: RunView, tracker: Tracker, cluster: RayCluster) -> L
         run.attach_data(datasets, setup.make_loader(config, datasets))
         view.plan(run.total_steps, run.done_step)
         placement = setup.reserve_placement(config, cluster, datasets)
+        stack.callback(placement.remove)
         inference = setup.start_inference(config, placement)
         generator = setup.build_generator(config, tokenizer, inference)
         trainer = setup.start_training(config, placement, generator, run.planned_steps)
