@@ -62,7 +62,8 @@ def lines_of(folder: Path, run_name: str) -> list[MetricsLine]:
 
 # The command line again and again in one process: it finds Ray started, which saves most of a short run's time.
 COMMANDS = """
-import json, os, sys
+import json, sys
+import ray
 from flows.cli import main
 from flows.environment import prefect_environment, prepare_this_process
 from skyrl_core.runtime.cluster import ensure_ray
@@ -70,23 +71,25 @@ from skyrl_core.runtime.cluster import ensure_ray
 prepare_this_process(debug=False)
 with ensure_ray("commands", num_cpus=4, environment=prefect_environment()):
     for name, words in json.load(sys.stdin).items():
-        print(f"== {name}: exit code {main(['train', *words])}", flush=True)
+        print(f"== {name}: exit code {main(words)}", flush=True)
+    print("== CPUs free:", ray.available_resources().get("CPU"))
 """
 
 
 @pytest.fixture(scope="module")
 def two_steps(quick_start: Path, prefect_api: str) -> str:
-    """`skyrl-flows train` for every pair; the output."""
+    """`skyrl-flows train` for every pair, `skyrl-flows evaluate` for the start model; the output."""
     config = ROOT / "deployments" / "configs" / "arithmetic.yaml"
     runs = {
         f"{estimator}-{loss}": [
-            *("--config", str(config), *SMALL),
+            *("train", "--config", str(config), *SMALL),
             f"trainer.run_name={run_name(estimator, loss)}",
             f"trainer.algorithm.advantage_estimator={estimator}",
             f"trainer.algorithm.policy_loss_type={loss}",
         ]
         for estimator, loss in PAIRS
     }
+    runs["evaluation"] = ["evaluate", "--config", str(config), "flow.show=plain"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_API_URL": prefect_api, "PYTHONUNBUFFERED": "1"}
     environment.pop("RAY_ADDRESS", None)
     done = subprocess.run(
@@ -122,6 +125,12 @@ def test_every_estimator_and_every_loss_takes_two_steps(
         assert line.metrics["mismatch/logprob_diff_max"] < 1e-4
 
 
+@pytest.mark.slow
+def test_a_ray_that_was_there_before_the_runs_is_left_as_it_was_found(two_steps: str) -> None:
+    assert "== evaluation: exit code 0" in two_steps, two_steps
+    assert "== CPUs free: 4.0" in two_steps, two_steps
+
+
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The examples of docs/extending.md as files outside the repository and outside the folder of the run."""
@@ -132,6 +141,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_own_estimator_loss_reward_and_tracker_run_and_go_on_in_a_new_process(
     own: Path, quick_start: Path, prefect_api: str
 ) -> None:

@@ -105,13 +105,8 @@ def test_the_adaptive_coefficient_goes_from_step_to_step_and_into_checkpoints(wh
         assert after == pytest.approx(before * (1.0 + error * trajectories / 100))
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        "generate-1.committed@step=1:kill-flow",
-        pytest.param("score.begin@step=3:kill-flow", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["generate-1.committed@step=1:kill-flow", "score.begin@step=3:kill-flow"])
 def test_a_run_killed_between_draws_continues_bit_for_bit(
     fault: str, whole: Project, new_rare_project: Callable[[], Project]
 ) -> None:
