@@ -79,7 +79,6 @@ LIMITS: tuple[Limit, ...] = (
     _off("trainer.fully_async.enabled", "asynchronous training"),
     _off("trainer.fully_async.simulate_training", "simulated training"),
     _off("trainer.update_ref_every_epoch", "refreshing the reference model"),
-    _never("trainer.max_tokens_per_microbatch", "microbatches by tokens"),
     _off("trainer.fused_lm_head_logprob", "the fused head of Megatron"),
     _never("trainer.hf_save_interval", "Hugging Face exports during training"),
     _off("trainer.dump_data_batch", "dumping batches (the run's record holds each step's)"),

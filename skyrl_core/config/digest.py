@@ -81,15 +81,24 @@ def config_digest(config: SkyRLConfig) -> str:
 
 def diff_configs(a: SkyRLConfig, b: SkyRLConfig) -> list[tuple[str, Any, Any]]:
     """The keys in which two configurations differ and must not, with the value of each."""
-    before, after = _relevant(a), _relevant(b)
-    return [(path, before[path], after[path]) for path in before if before[path] != after[path]]
+    paths = dict.fromkeys((*_covered(a), *_covered(b)))
+    values = [(path, plain(value_at(a, path)), plain(value_at(b, path))) for path in paths]
+    return [(path, before, after) for path, before, after in values if before != after]
 
 
 @cache
 def digest_keys() -> tuple[str, ...]:
-    """The keys that a digest covers."""
+    """The keys that every digest covers."""
     return tuple(path for path in leaves() if not any(fnmatchcase(path, pattern) for pattern in LEFT_OUT))
 
 
+def _covered(config: SkyRLConfig) -> tuple[str, ...]:
+    """The keys that this configuration's digest covers."""
+    if config.trainer.algorithm.loss_reduction == "token_mean_legacy":
+        # The one reduction whose loss the size of a microbatch changes.
+        return (*digest_keys(), "trainer.micro_train_batch_size_per_gpu")
+    return digest_keys()
+
+
 def _relevant(config: SkyRLConfig) -> dict[str, Any]:
-    return {path: plain(value_at(config, path)) for path in digest_keys()}
+    return {path: plain(value_at(config, path)) for path in _covered(config)}

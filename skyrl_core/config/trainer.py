@@ -64,7 +64,9 @@ class TrainerConfig(Section):
     critic_mini_batch_size: Count = Field(256, description="prompts per optimizer step of the critic")
     micro_train_batch_size_per_gpu: Count = Field(1, description="sequences per forward and backward on a rank")
     micro_forward_batch_size_per_gpu: Count = Field(1, description="sequences per forward only on a rank")
-    max_tokens_per_microbatch: int = Field(-1, description="form microbatches by this many tokens instead; -1 for not")
+    max_tokens_per_microbatch: int = Field(
+        -1, description="form microbatches by this many tokens instead, padding counted; -1 for not"
+    )
     recompute_old_logprobs_per_minibatch: bool = Field(
         True, description="compute old log-probabilities in the microbatches that the update will use"
     )

@@ -5,6 +5,7 @@ No cut changes a result beyond rounding: token weights are taken over the whole 
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -69,18 +70,49 @@ def trained_rows(batch: TrainingBatch, rows: IntArray) -> IntArray:
     return rows[batch.loss_mask[rows].any(axis=1)]
 
 
-def share_rows(batch: TrainingBatch, rows: IntArray, rank: int, world_size: int, size: int) -> list[IntArray]:
-    """This rank's microbatches as row numbers, `size` rows at most. Every rank gets the same number of microbatches; an
-    empty array stands for a filler.
+def share_rows(
+    batch: TrainingBatch, rows: IntArray, rank: int, world_size: int, size: int, max_tokens: int = -1
+) -> list[IntArray]:
+    """This rank's microbatches as row numbers: `size` rows at most or, when `max_tokens` is positive, as many rows as
+    fit into that many tokens in all, padding counted; a row that alone has more stands alone.
 
-    Rows are dealt from the longest to the shortest, in turn over the ranks: neighbours are of like length, so little
-    padding is left, and the ranks carry like loads.
+    Every rank gets the same number of microbatches; an empty array stands for a filler. Rows are dealt from the longest
+    to the shortest, in turn over the ranks: neighbours are of like length, so little padding is left, and the ranks
+    carry like loads.
     """
     lengths = batch.attention_mask[rows].sum(axis=1)
     by_length = rows[np.argsort(-lengths, kind="stable")]
-    count = math.ceil(math.ceil(len(rows) / world_size) / size)
-    mine = by_length[rank::world_size]
-    return [mine[number * size : (number + 1) * size] for number in range(count)]
+    dealt = [by_length[other::world_size] for other in range(world_size)]
+    # The first rank has the most rows, and every rank cuts at the same places.
+    most = len(dealt[0])
+    if max_tokens > 0:
+        cuts = _cuts_by_tokens(batch, dealt, max_tokens)
+    else:
+        cuts = [*range(0, most, size), most]
+    return [dealt[rank][start:stop] for start, stop in pairwise(cuts)]
+
+
+def _cuts_by_tokens(batch: TrainingBatch, dealt: list[IntArray], max_tokens: int) -> list[int]:
+    """Where to cut the ranks' rows so that on every rank rows times columns stay within `max_tokens`."""
+    most = len(dealt[0])
+    first = np.zeros((len(dealt), most), dtype=np.int64)
+    stop = np.zeros_like(first)
+    for rank, rows in enumerate(dealt):
+        used = batch.attention_mask[rows] != 0
+        first[rank] = batch.prompt_width - 1
+        first[rank, : len(rows)] = np.minimum(used.argmax(axis=1), batch.prompt_width - 1)
+        stop[rank] = batch.prompt_width
+        stop[rank, : len(rows)] = np.maximum(
+            batch.attention_mask.shape[1] - used[:, ::-1].argmax(axis=1), batch.prompt_width
+        )
+    cuts = [0]
+    while cuts[-1] < most:
+        begin = cuts[-1]
+        columns = np.maximum.accumulate(stop[:, begin:], axis=1) - np.minimum.accumulate(first[:, begin:], axis=1)
+        areas = columns.max(axis=0) * np.arange(1, most - begin + 1)
+        # Areas only grow, so those that fit come first.
+        cuts.append(begin + max(int((areas <= max_tokens).sum()), 1))
+    return cuts
 
 
 def make_microbatch(

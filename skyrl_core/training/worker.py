@@ -87,7 +87,7 @@ class ModelWorker(ABC):
         """
         trainer, model, context = self.config.trainer, self.model, self.context
         rows = trained_rows(batch, np.arange(batch.size, dtype=np.int64))
-        parts = share_rows(batch, rows, self.rank, self.world_size, trainer.micro_forward_batch_size_per_gpu)
+        parts = self.share(batch, rows, trainer.micro_forward_batch_size_per_gpu)
         untrained = np.setdiff1d(np.arange(batch.size, dtype=np.int64), rows)
         mine = np.concatenate([*parts, untrained if self.rank == 0 else untrained[:0]])
         result = np.zeros((len(mine), batch.input_ids.shape[1]), dtype=np.float32)
@@ -103,6 +103,11 @@ class ModelWorker(ABC):
                 result[done : done + len(part), columns] = values.cpu().numpy()
                 done += len(part)
         return mine, result
+
+    def share(self, batch: TrainingBatch, rows: IntArray, size: int) -> list[IntArray]:
+        """This rank's microbatches of `rows`; see share_rows."""
+        max_tokens = self.config.trainer.max_tokens_per_microbatch
+        return share_rows(batch, rows, self.rank, self.world_size, size, max_tokens)
 
     def health(self) -> dict[str, str | int]:
         """Who answers: rank, process id and device. Answers while nothing else runs; raises nothing."""
@@ -290,7 +295,7 @@ class PolicyWorker(ModelWorker):
         seed = derive_seed(trainer.seed, "update", *place)
         minibatch = plan_minibatch(batch, rows, trainer.algorithm, size, seed)
         trained = trained_rows(batch, rows)
-        parts = share_rows(batch, trained, self.rank, self.world_size, size)
+        parts = self.share(batch, trained, size)
         return [make_microbatch(batch, part, int(trained[-1]), self.context.device, minibatch) for part in parts]
 
     def save(self, directory: str, step: int) -> None:

@@ -34,6 +34,7 @@ SAME = [
     "trainer.placement.device=cpu",
     "trainer.placement.timeout_seconds=5",
     "trainer.micro_train_batch_size_per_gpu=16",
+    "trainer.max_tokens_per_microbatch=4096",
     "trainer.gradient_checkpointing=false",
     "generator.eval_n_samples_per_prompt=8",
     "generator.eval_sampling_params.temperature=0.5",
@@ -94,6 +95,17 @@ def test_another_number_of_ranks_may_continue_a_run() -> None:
         "generator.inference_engine.num_engines=2",
     ]
     assert config_digest(load_config()) == config_digest(load_config(None, words))
+
+
+def test_the_one_reduction_that_a_microbatch_s_size_changes_binds_it() -> None:
+    legacy = ["trainer.algorithm.loss_reduction=token_mean_legacy"]
+    before, after = load_config(None, legacy), load_config(None, [*legacy, "trainer.micro_train_batch_size_per_gpu=2"])
+    assert config_digest(before) != config_digest(after)
+    assert diff_configs(before, after) == [("trainer.micro_train_batch_size_per_gpu", 1, 2)]
+    assert diff_configs(load_config(), after) == [
+        ("trainer.algorithm.loss_reduction", "token_mean", "token_mean_legacy"),
+        ("trainer.micro_train_batch_size_per_gpu", 1, 2),
+    ]
 
 
 def test_differences_are_listed_with_both_values() -> None:

@@ -42,6 +42,33 @@ def test_ranks_cover_every_row_once_in_equally_many_microbatches(make_batch, tra
     assert all(len(part) <= size for share in shares for part in share)
 
 
+def test_a_budget_of_tokens_counts_padding_and_lets_a_long_row_stand_alone(make_batch):
+    lengths = [2, 5, 3, 1, 4]
+    batch = make_batch([([9], [10] * n, [1] * n, 1.0, 0) for n in lengths], left=3, right=2)
+    rows = np.arange(5)
+    # With its prompt token a row of n has n + 1 columns. Longest first, rows 1, 4, 2, 0, 3 have 6, 5, 4, 3, 2:
+    # 1 and 4 take 2·6 = 12; 2 and 0 take 2·4 = 8, with 3 they would take 3·4 = 12.
+    assert as_lists(share_rows(batch, rows, 0, 1, 100, 12)) == [[1, 4], [2, 0, 3]]
+    assert as_lists(share_rows(batch, rows, 0, 1, 100, 11)) == [[1], [4, 2], [0, 3]]
+    assert as_lists(share_rows(batch, rows, 0, 1, 100, 5)) == [[1], [4], [2], [0], [3]]
+    # Two ranks hold rows 1, 2, 3 and 4, 0: both cut where the fuller one must.
+    assert as_lists(share_rows(batch, rows, 0, 2, 100, 12)) == [[1, 2], [3]]
+    assert as_lists(share_rows(batch, rows, 1, 2, 100, 12)) == [[4, 0], []]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+@pytest.mark.parametrize("max_tokens", [1, 24, 60, 10_000])
+def test_microbatches_stay_within_their_tokens_on_every_rank(make_batch, trajectories, world_size, max_tokens):
+    batch = make_batch(trajectories(seed=2, prompts=5, samples=4), left=2, right=3)
+    rows = np.arange(20)
+    shares = [share_rows(batch, rows, rank, world_size, 1, max_tokens) for rank in range(world_size)]
+    assert len({len(share) for share in shares}) == 1
+    assert sorted(row for share in shares for part in share for row in part) == list(range(20))
+    for part in (part for share in shares for part in share if len(part) > 1):
+        micro = make_microbatch(batch, part, 0, torch.device("cpu"))
+        assert micro.input_ids.numel() <= max_tokens
+
+
 def test_rows_without_a_trained_token_need_no_forward_pass(make_batch):
     batch = make_batch([([9], [10, 11], [0, 0], 1.0, 0), ([9], [10, 11], [0, 1], 1.0, 0)])
     assert trained_rows(batch, np.array([0, 1])).tolist() == [1]

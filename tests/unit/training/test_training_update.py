@@ -97,6 +97,7 @@ def test_padding_microbatch_size_and_row_order_change_nothing(
             ({"micro_train_batch_size_per_gpu": 1}, make_batch(rows)),
             ({"micro_train_batch_size_per_gpu": 100}, make_batch(rows, right=1)),
             ({"micro_train_batch_size_per_gpu": 3}, make_batch(shuffled)),
+            ({"max_tokens_per_microbatch": 20}, make_batch(rows, left=2)),
             ({"gradient_checkpointing": False, "logprobs_chunk_size": 2}, make_batch(rows)),
         ]
     results = []
