@@ -190,7 +190,7 @@ def heal_engines(config: SkyRLConfig, placement: Placement, engines: EngineGroup
 
 def _alive(group: WorkerGroup) -> bool:
     try:
-        group.call("pid", timeout=_PROBE_SECONDS)
+        group.probe(_PROBE_SECONDS)
     except SkyRLError:
         return False
     return True

@@ -69,7 +69,7 @@ def train(config: ConfigFile = None, overrides: Overrides = ()) -> dict[str, Any
         cluster = stack.enter_context(
             ensure_ray(run.name, num_cpus=settings.flow.ray_num_cpus, environment=prefect_environment())
         )
-        warm_worker(stages.__name__)
+        warm_worker(stages.__name__, "skyrl_core.training.scoring")
         loop = _set_up(run, view, tracker, cluster, stack)
         _run_epochs(loop)
         summary = _summarise(loop, time.monotonic() - began)

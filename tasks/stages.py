@@ -17,7 +17,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Completed, State
 
 from skyrl_core.algorithms.dynamic_sampling import count, select
-from skyrl_core.algorithms.kl import make_kl_controller
+from skyrl_core.algorithms.kl_control import make_kl_controller
 from skyrl_core.checkpoint.aliases import aliased_steps
 from skyrl_core.checkpoint.pins import pinned_steps
 from skyrl_core.checkpoint.publish import CheckpointWriter
@@ -39,7 +39,6 @@ from skyrl_core.generators.metrics import rollout_metrics
 from skyrl_core.generators.protocol import InferenceClient
 from skyrl_core.generators.training_rollouts import roll_out
 from skyrl_core.testing import faults
-from skyrl_core.training.scoring import build_training_batch, score, shape_rewards
 from skyrl_core.weight_sync.sync import sync_weights
 from tasks.context import StageContext
 
@@ -119,6 +118,9 @@ def score_rollouts(
 def _score(
     context: StageContext, inputs: StageInputs, draws: Sequence[StageRecord], state: Mapping[str, float]
 ) -> tuple[Mapping[str, bytes], Any]:
+    # Imports torch, which the flow process has no use for.
+    from skyrl_core.training.scoring import build_training_batch, score, shape_rewards
+
     trainer, config = context.require_trainer(), context.config
     held = trainer.status().version
     if held != inputs.policy_version:

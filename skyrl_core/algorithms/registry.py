@@ -3,12 +3,14 @@
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from skyrl_core.algorithms.types import AdvantageEstimator, PolicyLoss, PrepareSelection
 from skyrl_core.config.algorithm_rules import EstimatorRules, LossRules
 from skyrl_core.errors import ConfigurationError
 from skyrl_core.user_code import load_callable
+
+if TYPE_CHECKING:
+    from skyrl_core.algorithms.types import AdvantageEstimator, PolicyLoss, PrepareSelection
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
@@ -18,7 +20,7 @@ R = TypeVar("R")
 class _Entry(Generic[F, R]):
     function: F
     rules: R
-    prepare: PrepareSelection | None = None
+    prepare: "PrepareSelection | None" = None
 
 
 @dataclass(slots=True)
@@ -56,13 +58,13 @@ class _Registry(Generic[F, R]):
         return _Entry(function, self.default_rules)
 
 
-_estimators: _Registry[AdvantageEstimator, EstimatorRules] = _Registry(
+_estimators: "_Registry[AdvantageEstimator, EstimatorRules]" = _Registry(
     kind="advantage estimator",
     key="trainer.algorithm.advantage_estimator",
     default_rules=EstimatorRules(),
     modules=("skyrl_core.algorithms.advantages",),
 )
-_losses: _Registry[PolicyLoss, LossRules] = _Registry(
+_losses: "_Registry[PolicyLoss, LossRules]" = _Registry(
     kind="policy loss",
     key="trainer.algorithm.policy_loss_type",
     default_rules=LossRules(),
@@ -72,13 +74,13 @@ _losses: _Registry[PolicyLoss, LossRules] = _Registry(
 
 def register_advantage_estimator(
     name: str, rules: EstimatorRules | None = None
-) -> Callable[[AdvantageEstimator], AdvantageEstimator]:
+) -> "Callable[[AdvantageEstimator], AdvantageEstimator]":
     """Decorator: makes `function(inputs, config) -> Advantages` known under `name`.
 
     Raises ConfigurationError when another function has the name.
     """
 
-    def decorate(function: AdvantageEstimator) -> AdvantageEstimator:
+    def decorate(function: "AdvantageEstimator") -> "AdvantageEstimator":
         _estimators.add(name, _Entry(function, rules or EstimatorRules()))
         return function
 
@@ -86,8 +88,8 @@ def register_advantage_estimator(
 
 
 def register_policy_loss(
-    name: str, rules: LossRules | None = None, prepare: PrepareSelection | None = None
-) -> Callable[[PolicyLoss], PolicyLoss]:
+    name: str, rules: LossRules | None = None, prepare: "PrepareSelection | None" = None
+) -> "Callable[[PolicyLoss], PolicyLoss]":
     """Decorator: makes `function(inputs, config) -> PolicyLossOutput` known under `name`.
 
     `prepare(inputs, config, seed)` sees the whole minibatch once before its first microbatch and returns bool [B, T],
@@ -95,24 +97,24 @@ def register_policy_loss(
     the name.
     """
 
-    def decorate(function: PolicyLoss) -> PolicyLoss:
+    def decorate(function: "PolicyLoss") -> "PolicyLoss":
         _losses.add(name, _Entry(function, rules or LossRules(), prepare))
         return function
 
     return decorate
 
 
-def get_advantage_estimator(name: str) -> AdvantageEstimator:
+def get_advantage_estimator(name: str) -> "AdvantageEstimator":
     """The estimator called `name`, or `module:function`. Raises ConfigurationError when there is none."""
     return _estimators.find(name).function
 
 
-def get_policy_loss(name: str) -> PolicyLoss:
+def get_policy_loss(name: str) -> "PolicyLoss":
     """The policy loss called `name`, or `module:function`. Raises ConfigurationError when there is none."""
     return _losses.find(name).function
 
 
-def get_prepare(name: str) -> PrepareSelection | None:
+def get_prepare(name: str) -> "PrepareSelection | None":
     """The whole-minibatch selection of the policy loss `name`; None for the losses that need none."""
     return _losses.find(name).prepare
 

@@ -1,6 +1,5 @@
-"""The classes that run as Ray actors: training ranks and engines, plus what only an actor needs."""
+"""Workers as they are in a Ray actor. Imported in the actors alone: see actor_host."""
 
-import os
 from typing import Any
 
 import ray
@@ -9,27 +8,15 @@ from skyrl_core.config import SkyRLConfig
 from skyrl_core.data.tokenizer import load_tokenizer
 from skyrl_core.inference.transformers_engine import TransformersEngine
 from skyrl_core.testing import faults
-from skyrl_core.training.worker import PolicyWorker, ReferenceWorker
+from skyrl_core.training.worker import PolicyWorker
 
 
 class PolicyActor(PolicyWorker):
     """A policy rank whose exported weights go to the object store instead of back to the caller."""
 
-    def pid(self) -> int:
-        """Process id, for logs and for tests that kill."""
-        return os.getpid()
-
     def export_references(self, bucket_bytes: int) -> list[Any]:
         """Object references of the weight buckets: rank 0 has them all, the other ranks none."""
         return [ray.put(bucket) for bucket in self.export_weights(bucket_bytes) if bucket]
-
-
-class ReferenceActor(ReferenceWorker):
-    """A reference rank."""
-
-    def pid(self) -> int:
-        """Process id, for logs and for tests that kill."""
-        return os.getpid()
 
 
 class EngineActor(TransformersEngine):
@@ -56,10 +43,6 @@ class EngineActor(TransformersEngine):
             trust_remote_code=trainer.trust_remote_code,
             name=f"engine-{self._index}",
         )
-
-    def pid(self) -> int:
-        """Process id, for logs and for tests that kill."""
-        return os.getpid()
 
     def generate(self, *args: Any) -> Any:
         """See TransformersEngine.generate."""

@@ -18,6 +18,10 @@ _KNOCK_SECONDS = 5.0
 # What a worker process needs when it starts. Ray writes these into its logs and shows them on its pages.
 _VISIBLE = ("PYTHONPATH", "HF_HUB_OFFLINE", "HF_HOME", FAULTS_VARIABLE, FAULTS_DIR_VARIABLE)
 
+# Ray ends workers that were idle for a second once there are more processes than CPUs, which our actors alone can be. A
+# stage that has to wait for a new worker waits for all of its imports.
+_PATIENT = {"idle_worker_killing_time_threshold_ms": 600_000}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayCluster:
@@ -67,7 +71,7 @@ def ensure_ray(
         },
     }
     if not address:
-        arguments |= {"include_dashboard": False, "num_cpus": num_cpus}
+        arguments |= {"include_dashboard": False, "num_cpus": num_cpus, "_system_config": _PATIENT}
     try:
         if address:
             _knock(address)
@@ -100,9 +104,14 @@ def _reason(error: BaseException) -> str:
     return f"{error}. Start it with `ray start --head`, or unset RAY_ADDRESS to use a local one."
 
 
-def warm_worker(module: str) -> None:
-    """Have one idle worker import `module` in the background, so that the first task that needs it does not wait."""
-    ray.remote(num_cpus=0, max_retries=0)(importlib.import_module).remote(module)
+def warm_worker(*modules: str) -> None:
+    """Have one idle worker import `modules` in the background, so that the first task that needs them does not wait."""
+    ray.remote(num_cpus=0, max_retries=0)(_import_all).remote(modules)
+
+
+def _import_all(modules: tuple[str, ...]) -> None:
+    for module in modules:
+        importlib.import_module(module)
 
 
 def _setter(variables: Mapping[str, str]) -> Callable[[], None]:

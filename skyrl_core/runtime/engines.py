@@ -10,7 +10,7 @@ from ray.actor import ActorHandle
 from skyrl_core.config import SkyRLConfig
 from skyrl_core.errors import EngineUnavailableError
 from skyrl_core.inference.client import EngineClient
-from skyrl_core.runtime.actors import EngineActor
+from skyrl_core.runtime.actor_host import start_actor, submit
 from skyrl_core.runtime.placement import Placement
 from skyrl_core.runtime.worker_group import gather
 
@@ -31,7 +31,7 @@ class ActorTransport:
 
     async def call(self, method: str, *args: Any) -> Any:
         try:
-            return await getattr(self._actor, method).remote(*args)
+            return await submit(self._actor, "engine", method, *args)
         except ray.exceptions.RayActorError as error:
             detail = " ".join(str(error).split())[:300]
             raise EngineUnavailableError(f"{self._name} died during {method}: {detail}") from error
@@ -66,17 +66,17 @@ class EngineGroup:
 def launch_engine(config: SkyRLConfig, placement: Placement, index: int) -> tuple[ActorHandle, Any]:
     """Start engine `index` in its slot. Returns the actor and the reference of its start, still under way."""
     slot = placement.engines[index]
-    actor = (
-        ray.remote(EngineActor)
-        .options(
-            name=f"engine-{index}-{next(_incarnations)}",
-            # A second thread answers health and version checks while the first one generates.
-            max_concurrency=2,
-            **slot.actor_options(placement.device),
-        )
-        .remote(config, index, placement.device)
+    actor = start_actor(
+        "skyrl_core.runtime.actors:EngineActor",
+        config,
+        index,
+        placement.device,
+        name=f"engine-{index}-{next(_incarnations)}",
+        # A second thread answers health and version checks while the first one generates.
+        max_concurrency=2,
+        **slot.actor_options(placement.device),
     )
-    return actor, actor.start.remote()
+    return actor, submit(actor, "engine", "start")
 
 
 def launch_engines(config: SkyRLConfig, placement: Placement) -> tuple[EngineGroup, list[Any]]:

@@ -6,15 +6,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import ray
 
 from skyrl_core.config import SkyRLConfig
 from skyrl_core.data.carriers import FloatArray, IntArray, TrainingBatch, UpdateResult
-from skyrl_core.runtime.actors import PolicyActor, ReferenceActor
+from skyrl_core.runtime.actor_host import start_actor
 from skyrl_core.runtime.placement import Placement, Slot
 from skyrl_core.runtime.worker_group import WorkerGroup
 
 _WEIGHT_BUCKET_BYTES = 1 << 30
+_POLICY_WORKER = "skyrl_core.runtime.actors:PolicyActor"
+_REFERENCE_WORKER = "skyrl_core.training.worker:ReferenceWorker"
 _incarnations = itertools.count(1)
 
 
@@ -92,23 +93,25 @@ def needs_reference(config: SkyRLConfig) -> bool:
 
 def start_policy(config: SkyRLConfig, placement: Placement, total_steps: int) -> WorkerGroup:
     """Policy ranks with the start model, at version 0."""
-    return _start("policy", PolicyActor, config, placement.policy, placement.device, total_steps=total_steps)
+    return _start(
+        "policy",
+        _POLICY_WORKER,
+        config,
+        placement.policy,
+        placement.device,
+        total_steps=total_steps,
+    )
 
 
 def start_reference(config: SkyRLConfig, placement: Placement) -> WorkerGroup:
     """Reference ranks with the reference model."""
-    return _start("ref", ReferenceActor, config, placement.ref, placement.device)
+    return _start("ref", _REFERENCE_WORKER, config, placement.ref, placement.device)
 
 
-def _start(
-    role: str, actor_class: type, config: SkyRLConfig, slots: list[Slot], device: str, **setup: Any
-) -> WorkerGroup:
+def _start(role: str, worker: str, config: SkyRLConfig, slots: list[Slot], device: str, **setup: Any) -> WorkerGroup:
     incarnation = next(_incarnations)
-    remote_class = ray.remote(actor_class)
     ranks = [
-        remote_class.options(name=f"{role}-{rank}-{incarnation}", **slot.actor_options(device)).remote(
-            config, rank, len(slots)
-        )
+        start_actor(worker, config, rank, len(slots), name=f"{role}-{rank}-{incarnation}", **slot.actor_options(device))
         for rank, slot in enumerate(slots)
     ]
     group = WorkerGroup(role, ranks, incarnation)

@@ -8,6 +8,7 @@ import ray
 from ray.actor import ActorHandle
 
 from skyrl_core.errors import SkyRLError, WorkerUnavailableError
+from skyrl_core.runtime.actor_host import submit
 
 # How long to wait for a rank's own account after another rank failed: a dead peer makes the others fail in their
 # collectives, and the first to be reported is not always the cause.
@@ -35,8 +36,12 @@ class WorkerGroup:
         still inside a collective are left for the flow to kill.
         """
         shared = [ray.put(value) if _is_large(value) else value for value in args]
-        references = [getattr(rank, method).remote(*shared, **kwargs) for rank in self.ranks]
+        references = [submit(rank, self.role, method, *shared, **kwargs) for rank in self.ranks]
         return gather(references, f"{self.role} rank", method, timeout)
+
+    def probe(self, timeout: float) -> None:
+        """Return when every rank answered. Raises WorkerUnavailableError when one is dead or silent for `timeout` s."""
+        gather([rank.pid.remote() for rank in self.ranks], f"{self.role} rank", "pid", timeout)
 
     def kill(self) -> None:
         """End every rank at once."""

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from skyrl_core.algorithms.advantages.compute import compute_advantages, filter_zero_variance, zero_variance_share
 from skyrl_core.algorithms.advantages.outcome import Outcomes
-from skyrl_core.algorithms.kl import KLController, make_kl_controller, penalize_rewards, token_kl
+from skyrl_core.algorithms.kl import penalize_rewards, token_kl
+from skyrl_core.algorithms.kl_control import KLController, make_kl_controller
 from skyrl_core.algorithms.off_policy import correction_metrics, mismatch_metrics
 from skyrl_core.algorithms.rewards import shape_overlong
 from skyrl_core.algorithms.types import AdvantageInputs

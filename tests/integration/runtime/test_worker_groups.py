@@ -8,6 +8,7 @@ import pytest
 import ray
 
 from skyrl_core.errors import NonFiniteLossError, WorkerUnavailableError
+from skyrl_core.runtime.actor_host import start_actor
 from skyrl_core.runtime.cluster import RayCluster, ensure_ray
 from skyrl_core.runtime.worker_group import WorkerGroup
 
@@ -46,7 +47,7 @@ class Rank:
 
 @pytest.fixture
 def group(cluster: RayCluster) -> Iterator[WorkerGroup]:
-    made = WorkerGroup("policy", [ray.remote(Rank).options(num_cpus=0.1).remote(rank) for rank in range(3)], 1)
+    made = WorkerGroup("policy", [start_actor(f"{__name__}:Rank", rank, num_cpus=0.1) for rank in range(3)], 1)
     yield made
     made.kill()
 

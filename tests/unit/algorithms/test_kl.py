@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from skyrl_core.algorithms.kl import make_kl_controller, penalize_rewards, token_kl
+from skyrl_core.algorithms.kl import penalize_rewards, token_kl
+from skyrl_core.algorithms.kl_control import make_kl_controller
 from skyrl_core.config.algorithm import AlgorithmConfig, KLCtrlConfig
 from skyrl_core.config.algorithm_rules import KL_ESTIMATORS
 from skyrl_core.errors import CheckpointError, ConfigurationError

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from skyrl_core.algorithms.kl import make_kl_controller
+from skyrl_core.algorithms.kl_control import make_kl_controller
 from skyrl_core.config import SkyRLConfig
 from skyrl_core.config.algorithm import AlgorithmConfig, KLCtrlConfig, OffPolicyCorrectionConfig
 from skyrl_core.data.carriers import Rollout, RolloutBatch
