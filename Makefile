@@ -10,6 +10,8 @@ CONFIG ?= deployments/configs/arithmetic.yaml
 
 # uv reads its own variable for folders of wheels; use the one pip knows when there is one.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+# A run is many processes, and each imports torch: compiled once here, not in every one of them.
+export UV_COMPILE_BYTECODE ?= 1
 
 .DEFAULT_GOAL := help
 .PHONY: help env train test unit slow service lint format clean
